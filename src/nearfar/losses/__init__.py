@@ -1,0 +1,77 @@
+"""Losses for deep metric learning, every one a setting of one formula, run by one exact engine.
+
+    embeddings, labels ──► loss.py ──► pairs.py            which pairs are positive, negative, ignored
+                             │
+              spec.py ◄──────┤                             which loss: maps, gathering, combination
+              maps.py        │                             f_p and f_n, value and slope
+                             ▼
+                         engine.py ──► vectors.py, rows.py  tiles of similarities, row statistics, gradients
+
+    pair.py, softmax.py, proxy.py    the losses
+    strip.py                         a loss of your own
+    dense.py                         the same specs the plain way: the reference
+
+    >>> import torch
+    >>> from nearfar import losses
+    >>> loss = losses.CircleLoss(m=0.25, gamma=64)
+    >>> embeddings = torch.randn(8, 16, requires_grad=True)
+    >>> loss(embeddings, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])).backward()
+
+Only torch and numpy are needed.
+"""
+
+from nearfar.losses.loss import Loss
+from nearfar.losses.pair import (
+    CircleLoss,
+    ContrastiveLoss,
+    MultiSimilarityLoss,
+    NPairsLoss,
+    NTXentLoss,
+    SupConLoss,
+    TripletMarginLoss,
+    UnifiedLoss,
+)
+from nearfar.losses.proxy import ProxyAnchorLoss, ProxyNCALoss
+from nearfar.losses.registry import LossInfo, list_losses
+from nearfar.losses.softmax import (
+    AMSoftmaxLoss,
+    ArcFaceLoss,
+    CombinedMarginLoss,
+    CosFaceLoss,
+    L2SoftmaxLoss,
+    LargeMarginSoftmaxLoss,
+    ModifiedSoftmaxLoss,
+    NormalizedSoftmaxLoss,
+    NormFaceLoss,
+    SoftmaxLoss,
+    SphereFaceLoss,
+)
+from nearfar.losses.strip import StripLoss
+
+__all__ = [
+    "AMSoftmaxLoss",
+    "ArcFaceLoss",
+    "CircleLoss",
+    "CombinedMarginLoss",
+    "ContrastiveLoss",
+    "CosFaceLoss",
+    "L2SoftmaxLoss",
+    "LargeMarginSoftmaxLoss",
+    "Loss",
+    "LossInfo",
+    "ModifiedSoftmaxLoss",
+    "MultiSimilarityLoss",
+    "NPairsLoss",
+    "NTXentLoss",
+    "NormFaceLoss",
+    "NormalizedSoftmaxLoss",
+    "ProxyAnchorLoss",
+    "ProxyNCALoss",
+    "SoftmaxLoss",
+    "SphereFaceLoss",
+    "StripLoss",
+    "SupConLoss",
+    "TripletMarginLoss",
+    "UnifiedLoss",
+    "list_losses",
+]

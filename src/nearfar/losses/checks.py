@@ -1,0 +1,29 @@
+"""Checks of hyper-parameters: errors that say what is wrong and what to do."""
+
+import math
+from collections.abc import Sequence
+
+
+def check_positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be a positive number, not {value}")
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def check_angle(name: str, value: float) -> None:
+    """An angle that is added to another, in radians."""
+    if not 0 <= value <= math.pi:
+        raise ValueError(
+            f"{name}={value} is not an angle between 0 and pi: angles are radians here; if these are degrees, {name}=math.radians({value})"
+            f" is {math.radians(value):.4g}"
+        )
+
+
+def check_multiplier(name: str, value: float) -> None:
+    """What an angle is multiplied by."""
+    if not (value >= 1 and math.isfinite(value)):
+        raise ValueError(f"{name} multiplies the angle and must be at least 1, not {value}")

@@ -1,0 +1,347 @@
+"""The engine: similarities in tiles, row statistics, gradients formed in forward, and the one autograd.Function.
+
+It equals, for a loss of the formula,
+
+    s = rows @ columns.T                      # after dividing by the norms, where the loss does
+    loss = combine(gather(f_p(s[positive])), gather(f_n(s[negative])))
+    loss.backward()
+
+without keeping anything of size rows x columns beyond a budget. Rows come in *groups*, whose statistics are complete before their gradients begin:
+
+    for each group of rows
+        for each tile:  S = X Y^T             product 1; kept while the budget lasts, computed again beyond it
+                        statistics += tile
+        for each tile:  G = dL/dS             closed form, from S and the finished statistics
+                        dX += G Y,  dY += G^T X        products 2 and 3
+
+Samples x classes, samples x references and proxies x samples are cut into strips of rows, each a group. Samples x the same samples are one group of
+the upper triangle's tiles: a tile serves the rows of both its sides, and H = G + G^T turns products 2 and 3 into one.
+
+Shapes: N rows, M columns, D dimensions; b x t a tile.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nearfar.losses.pairs import Pairs
+from nearfar.losses.rows import GatheredRows, HardestRows, View
+from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.vectors import Vectors, blocks
+
+# A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a product to run at full speed.
+TILE = 2**20
+WIDEST = 4096  # columns of a tile
+SQUARE = 1024  # side of a tile of samples x samples
+# Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two cores, AVX2).
+FEWEST_ROWS = 256
+
+Grads = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that one evaluation needs besides the tensors that take gradients.
+
+    Args:
+        spec: the loss.
+        pairs: which pairs are positive and negative.
+        same: the columns are the rows themselves.
+        row_weight: (N,) of the rows in the mean or sum, in the caller's order.
+        column_weight: (M,) of the columns' exponentials, positive, in the caller's order; None is all 1.
+        reduction: "mean", "sum" or "none".
+        budget: how many bytes of similarities may be kept.
+        tile: about how many similarities a tile has.
+    """
+
+    spec: LossSpec | StripSpec
+    pairs: Pairs
+    same: bool
+    row_weight: Tensor
+    column_weight: Tensor | None = None
+    reduction: Literal["mean", "sum", "none"] = "mean"
+    budget: int = 96 * 10**6
+    tile: int = TILE
+
+
+def evaluate(plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor) -> Tensor:
+    """The loss: a scalar, or (N,) for reduction "none"; differentiable once by every tensor given.
+
+    Args:
+        rows: (N, D).
+        columns: (M, D), or None when they are the rows.
+        bias: (M,), added to the similarities.
+        parameters: what a strip function takes besides.
+    """
+    wanted = torch.is_grad_enabled()
+    return _Evaluate.apply(plan, wanted, rows, columns, bias, *parameters)
+
+
+class _Evaluate(torch.autograd.Function):
+    """Forward forms the gradients; backward only scales them. For reduction "none", whose upstream gradient is a weight per row, backward runs the tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, wanted: bool, *tensors: Tensor | None) -> Tensor:
+        ctx.plan = plan
+        if plan.reduction == "none":
+            losses, _ = _run(plan, tensors, (False,) * len(tensors))
+            ctx.save_for_backward(*tensors)
+            return losses
+        losses, grads = _run(plan, tensors, tuple(wanted and need for need in ctx.needs_input_grad[2:]))
+        ctx.save_for_backward(*grads)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.plan.reduction == "none":
+            _, grads = _run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream)
+            return None, None, *grads
+        grads = ctx.saved_tensors
+        if upstream.device.type == "cpu" and upstream.item() == 1:
+            return None, None, *grads
+        # Unless the graph is kept, nobody will look at these again: scale them where they are.
+        in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
+        return None, None, *(g if g is None else g.mul_(upstream) if in_place else g * upstream for g in grads)
+
+
+def _run(plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None = None) -> tuple[Tensor, Grads]:
+    rows = tensors[0]
+    assert rows is not None
+    with torch.autocast(rows.device.type, enabled=False):
+        return _Run(plan, tensors, needs, upstream).run()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows whose statistics are complete together, and the tiles that make them so."""
+
+    rows: slice
+    tiles: list[tuple[slice, slice]]
+
+
+class _Run:
+    """One evaluation: the prepared vectors, the gradients' accumulators, and the loop."""
+
+    def __init__(self, plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None):
+        rows, columns, bias, *parameters = tensors
+        assert rows is not None
+        self.plan, self.spec, self.pairs, self.parameters, self.needs = plan, plan.spec, plan.pairs, parameters, needs
+        dtype = torch.promote_types(rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32)
+        norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
+        self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype)
+        self.y = self.x if columns is None else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype)
+        self.bias = bias if bias is None else _ordered(bias, self.pairs.column_order).to(dtype)
+        self.log_weight = plan.column_weight
+        if self.log_weight is not None:
+            self.log_weight = _ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
+        self.n, self.m = len(rows), len(self.y.raw)
+        self.like = rows.new_empty(0, dtype=dtype)
+        self._set_weights(upstream)
+
+        self.grad_x = self._zeros(rows.shape) if needs[0] else None
+        self.grad_y = self.grad_x if columns is None else self._zeros(columns.shape) if needs[1] else None
+        self.grad_bias = self._zeros((self.m,)) if needs[2] else None
+        self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
+        self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
+        self.grad_parameters = [torch.zeros_like(p) if need else None for p, need in zip(parameters, needs[3:], strict=True)]
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return self.like.new_zeros(shape)
+
+    def _set_weights(self, upstream: Tensor | None) -> None:
+        """Which rows count, and the weight of each in the result."""
+        average, has_positive, has_negative = self.spec.average, self.pairs.positives > 0, self.pairs.negatives > 0
+        weight = _ordered(self.plan.row_weight, self.pairs.row_order).to(self.like.dtype)
+        if average in ("both", "pairs"):
+            self.counted = has_positive & has_negative
+        elif average == "positive":
+            self.counted = has_positive
+        else:
+            self.counted = torch.ones_like(has_positive)
+        share = weight * self.counted
+        if average == "pairs":
+            share = share * self.pairs.positives
+        self.total = share.sum()
+        self.sides: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)
+        if average == "sides":
+            self.sides = (has_positive * (self.n / has_positive.sum().clamp_min(1)).to(self.like.dtype), 1.0)
+        self.weight = weight
+        if upstream is not None:
+            self.pull = weight * _ordered(upstream, self.pairs.row_order).to(self.like.dtype)
+        elif self.plan.reduction == "mean":
+            self.pull = torch.where(self.total > 0, share / self.total, 0)
+        else:
+            self.pull = weight
+
+    def run(self) -> tuple[Tensor, Grads]:
+        losses = self._zeros((self.n,))
+        for group in self._groups():
+            losses[group.rows] = self._strip(group) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
+        if self.plan.reduction != "none":
+            result = torch.dot(losses, self.pull)
+        else:
+            result = losses * self.weight
+            if self.pairs.row_order is not None:
+                result = torch.empty_like(result).index_copy_(0, self.pairs.row_order, result)
+        return result, self._gradients()
+
+    def _gradients(self) -> Grads:
+        grad_x = None if self.grad_x is None else self.x.gradient(self.grad_x, self.grad_norm_x)
+        grad_y = None if self.grad_y is None or self.y is self.x else self.y.gradient(self.grad_y, self.grad_norm_y)
+        grad_bias = self.grad_bias
+        if grad_bias is not None and self.pairs.column_order is not None:
+            grad_bias = torch.empty_like(grad_bias).index_copy_(0, self.pairs.column_order, grad_bias)
+        return grad_x, grad_y, grad_bias, *self.grad_parameters
+
+    def _groups(self) -> Iterator[_Group]:
+        """Cut the rows into groups, and these into tiles."""
+        if isinstance(self.spec, StripSpec):
+            # A strip function keeps some dozen temporaries of its strip.
+            height = max(1, self.plan.budget // (12 * max(1, self.m) * self.like.element_size()))
+            columns = [slice(0, self.m)]
+        elif self.plan.same:
+            edges = list(blocks(self.n, max(1, min(SQUARE, math.isqrt(self.plan.tile)))))
+            yield _Group(slice(0, self.n), [(i, j) for k, i in enumerate(edges) for j in edges[k:]])
+            return
+        else:
+            columns = list(blocks(self.m, min(WIDEST, self.plan.tile)))
+            height = max(min(FEWEST_ROWS, self.plan.tile), self.plan.tile // min(WIDEST, self.m))
+        strips = [[(rows, part) for part in columns] for rows in blocks(self.n, height)]
+        if self.spec.average == "active":  # the weights depend on every row
+            yield _Group(slice(0, self.n), [tile for strip in strips for tile in strip])
+        else:
+            yield from (_Group(strip[0][0], strip) for strip in strips)
+
+    def _similarities(self, rows: slice, columns: slice) -> Tensor:
+        s = torch.mm(self.x.block(rows), self.y.block(columns).t())
+        return s if self.bias is None else s.add_(self.bias[columns])
+
+    def _group(self, group: _Group, spec: LossSpec) -> Tensor:
+        n = group.rows.stop - group.rows.start
+        state: GatheredRows | HardestRows
+        if spec.gather[0] == "max":
+            state = HardestRows(spec, n, self.like)
+        else:
+            state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])
+        tiles = _Tiles(self, group, keep=len(state.sweeps) > 1 or (self._wants_tiles and not isinstance(state, HardestRows)))
+        for sweep in state.sweeps:
+            for views in tiles.visit():
+                for view in views:
+                    sweep(view)
+        rows = group.rows
+        sides = tuple(side if isinstance(side, float) else side[rows] for side in self.sides)
+        if spec.average == "active":
+            assert isinstance(state, GatheredRows)
+            sides = state.active_sides(self.weight)
+        losses = state.finish(self.pull[rows], self.counted[rows], sides)
+        if isinstance(state, HardestRows):
+            self._scatter_gradient(rows, state.entries)
+        elif self._wants_tiles:
+            for (i, j), views in zip(group.tiles, tiles.visit(), strict=True):
+                self._add_gradient(i, j, state, views)
+        return losses
+
+    @property
+    def _wants_tiles(self) -> bool:
+        return any(self.needs[:3])
+
+    def _add_gradient(self, i: slice, j: slice, state: GatheredRows, views: list[View]) -> None:
+        """Products 2 and 3 of one tile."""
+        g, by_norm = state.gradient(views[0])
+        if self.y is self.x:
+            assert self.grad_x is not None
+            if len(views) == 2:
+                g.add_(state.gradient(views[1])[0].t())
+                self.grad_x[j].addmm_(g.t(), self.x.block(i))
+            else:
+                g = g + g.t()
+            self.grad_x[i].addmm_(g, self.x.block(j))
+            return
+        if self.grad_x is not None:
+            self.grad_x[i].addmm_(g, self.y.block(j))
+        if self.grad_y is not None:
+            self.grad_y[j].addmm_(g.t(), self.x.block(i))
+        if self.grad_bias is not None:
+            self.grad_bias[j] += g.sum(0)
+        if by_norm is not None and views[0].pairs is not None:
+            self._add_norm_gradient(i, j, views[0], by_norm)
+
+    def _add_norm_gradient(self, i: slice, j: slice, view: View, by_norm: Tensor) -> None:
+        """The pair norm n is |x|, or |x||w|: hand its gradient (b, K) to both."""
+        assert view.pairs is not None and view.row_norm is not None
+        columns = view.pairs.columns
+        if self.grad_norm_x is not None:
+            by_row = by_norm if view.column_norm is None else by_norm * view.column_norm[columns]
+            self.grad_norm_x[i] += by_row.sum(1)
+        if self.grad_norm_y is not None:
+            self.grad_norm_y[j].index_add_(0, columns.flatten(), (by_norm * view.row_norm[:, None]).flatten())
+
+    def _scatter_gradient(self, rows: slice, entries: list[tuple[Tensor, Tensor]]) -> None:
+        """The gradient of a tile that has one entry a row and kind: no products, only gathered vectors."""
+        for columns, pull in entries:
+            if self.grad_x is not None:
+                self.grad_x[rows].addcmul_(self.y.take(columns), pull[:, None])
+            if self.grad_y is not None:
+                self.grad_y.index_add_(0, columns, self.x.block(rows) * pull[:, None])
+
+    def _strip(self, group: _Group) -> Tensor:
+        """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
+        assert isinstance(self.spec, StripSpec)
+        i, j = group.tiles[0]
+        s = self._similarities(i, j)
+        parameters = [p.detach() for p in self.parameters if p is not None]
+        positive, negative = self.pairs.masks(i)
+        if not any(self.needs):
+            return torch.where(self.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
+        with torch.enable_grad():
+            inputs = [s.requires_grad_(), *(p.requires_grad_() for p in parameters)]
+            losses = torch.where(self.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
+            g, *by_parameter = torch.autograd.grad(losses, inputs, self.pull[i], allow_unused=True, materialize_grads=True)
+        if self.grad_x is not None:
+            self.grad_x[i].addmm_(g, self.y.block(j))
+        if self.grad_y is not None:
+            self.grad_y[j].addmm_(g.t(), self.x.block(i))
+        for total, grad in zip(self.grad_parameters, by_parameter, strict=True):
+            if total is not None:
+                total += grad
+        return losses.detach()
+
+
+class _Tiles:
+    """The tiles of a group, as views for the rows they serve. Kept while the budget lasts; those beyond it are computed at every visit."""
+
+    def __init__(self, run: _Run, group: _Group, keep: bool):
+        self.run, self.group = run, group
+        self.left = run.plan.budget if keep else 0
+        self.kept: dict[int, list[View]] = {}
+
+    def visit(self) -> Iterator[list[View]]:
+        for index, (i, j) in enumerate(self.group.tiles):
+            views = self.kept.get(index)
+            if views is None:
+                views = self._make(i, j)
+                size = views[0].s.nbytes + sum(view.pairs.nbytes for view in views if view.pairs is not None)
+                if size <= self.left:
+                    self.left -= size
+                    self.kept[index] = views
+            yield views
+
+    def _make(self, i: slice, j: slice) -> list[View]:
+        run, start = self.run, self.group.rows.start
+        s = run._similarities(i, j)
+        norms = (None if run.x.norm is None or run.x.normalize else run.x.norm[i], None if run.y.norm is None or run.y.normalize else run.y.norm[j])
+        log_weight = None if run.log_weight is None else run.log_weight[j]
+        views = [View(slice(i.start - start, i.stop - start), s, run.pairs.tile(i, j), j.start, log_weight, *norms)]
+        if run.plan.same and i.start != j.start:
+            views.append(View(j, s.t(), run.pairs.tile(j, i), i.start))
+        return views
+
+
+def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
+    return values if order is None else values[order]

@@ -1,0 +1,189 @@
+"""`Loss`: the module every loss is. It checks what it is given, knows the pairs, owns the class weights, and calls the engine."""
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.losses import inputs
+from nearfar.losses.engine import Plan, evaluate
+from nearfar.losses.pairs import Pairs
+from nearfar.losses.spec import LossSpec, StripSpec
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Loss(nn.Module):
+    """A loss of embeddings and labels.
+
+    Args:
+        reduction: "mean", "sum", or "none" for one value per row (per sample; per proxy for Proxy-Anchor).
+        memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
+        check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
+
+    Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give `loss.parameters()` to an optimiser.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, *, reduction: Reduction = "mean", memory_budget: int = Plan.budget, check_finite: bool = False):
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
+        if memory_budget < 0:
+            raise ValueError(f"memory_budget must be a number of bytes, not {memory_budget}")
+        self.reduction: Reduction = reduction
+        self.memory_budget = int(memory_budget)
+        self.check_finite = check_finite
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    def add_classes(self, num_classes: int | None, embedding_size: int | None, bias: bool = False) -> None:
+        """Own a vector per class, normally distributed as He's initialisation has it (fan-out), and biases of zero."""
+        if num_classes is None or embedding_size is None:
+            raise ValueError("the class-level form needs both num_classes and embedding_size")
+        if num_classes < 1 or embedding_size < 1:
+            raise ValueError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
+        self.weight = nn.Parameter(torch.randn(num_classes, embedding_size) * (2 / num_classes) ** 0.5)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(num_classes))
+
+    def spec(self) -> LossSpec | StripSpec:
+        """The setting of the formula that this loss is."""
+        raise TypeError(f"{type(self).__name__} does not say which formula it is: define spec()")
+
+    def prepare(self, embeddings: Tensor) -> Tensor:
+        """What is done to the embeddings before they are compared; differentiable."""
+        return embeddings
+
+    def penalty(self, embeddings: Tensor) -> Tensor | None:
+        """What is added to every row's loss (N,), besides the formula."""
+        return None
+
+    def strip_parameters(self) -> tuple[Tensor, ...]:
+        """What a strip function takes besides the similarities."""
+        return ()
+
+    def after_step(self) -> None:
+        """What a training step changes in the loss itself, once its gradient has been formed."""
+
+    @torch._disable_dynamo
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        *,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        positives: Tensor | None = None,
+        negatives: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """
+        Args:
+            embeddings: (N, D).
+            labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
+            ref_emb, ref_labels: another set of columns to compare with, for pair-level losses.
+            positives, negatives: instead of labels, boolean masks (N, columns); the pairs in neither are ignored. Without `negatives`, all others are.
+            sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
+        """
+        embedding_size = None if self.weight is None else self.weight.shape[1]
+        inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
+        if sample_weight is not None:
+            inputs.check_sample_weight(sample_weight, len(embeddings))
+        spec = self.spec()
+        proxies_are_rows = spec.anchors == "proxies"
+        if proxies_are_rows and sample_weight is not None:
+            # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive of.
+            there = sample_weight > 0
+            embeddings, sample_weight = embeddings[there], sample_weight[there]
+            labels, positives, negatives = (t if t is None else t[there] for t in (labels, positives, negatives))
+        pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, positives, negatives, proxies_are_rows)
+
+        prepared = self.prepare(embeddings)
+        rows, columns = prepared, ref_emb if self.weight is None else self.weight
+        if proxies_are_rows:
+            assert columns is not None
+            rows, columns = columns, rows
+        if not self._any_row_counts(pairs, spec):
+            tensors = [t for t in (rows, columns) if t is not None]
+            loss = sum((t[:0].sum() for t in tensors), rows.new_zeros(len(rows) if self.reduction == "none" else ()))
+            return self._with_penalty(loss, embeddings, sample_weight)
+        ones = rows.new_ones(len(rows), dtype=torch.promote_types(rows.dtype, torch.float32))
+        plan = Plan(
+            spec,
+            pairs,
+            same=columns is None,
+            row_weight=ones if sample_weight is None or proxies_are_rows else sample_weight,
+            column_weight=sample_weight if proxies_are_rows else None,
+            reduction=self.reduction,
+            budget=self.memory_budget,
+        )
+        loss = evaluate(plan, rows, columns, self.bias, *self.strip_parameters())
+        if self.training and torch.is_grad_enabled():
+            self.after_step()
+        return self._with_penalty(loss, embeddings, sample_weight)
+
+    def _pairs(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        positives: Tensor | None,
+        negatives: Tensor | None,
+        proxies_are_rows: bool,
+    ) -> Pairs:
+        n = len(embeddings)
+        if (labels is None) == (positives is None):
+            raise ValueError("give either labels, or positives= (and negatives=) as boolean masks")
+        if self.weight is not None and ref_emb is not None:
+            raise ValueError(f"{type(self).__name__} with num_classes compares with its own class weights: ref_emb goes with pair-level losses")
+        if ref_emb is not None:
+            inputs.check_embeddings(ref_emb, embeddings.shape[1], "ref_emb", finite=self.check_finite)
+        if positives is not None:
+            other = self.weight if self.weight is not None else ref_emb
+            inputs.check_masks(positives, negatives, (n, n if other is None else len(other)))
+            return inputs.mask_pairs(positives, negatives, same=other is None, transpose=proxies_are_rows)
+        if negatives is not None:
+            raise ValueError("negatives= goes with positives=, instead of labels")
+        assert labels is not None
+        inputs.check_labels(labels, n)
+        if self.weight is not None:
+            return inputs.class_pairs(labels, len(self.weight), proxies_are_rows)
+        if (ref_emb is None) != (ref_labels is None):
+            raise ValueError("ref_emb and ref_labels go together")
+        if ref_emb is not None and ref_labels is not None:
+            inputs.check_labels(ref_labels, len(ref_emb), "ref_labels", "ref_emb")
+        return inputs.sample_pairs(labels, ref_labels)
+
+    def _any_row_counts(self, pairs: Pairs, spec: LossSpec | StripSpec) -> bool:
+        has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
+        if spec.average == "positive":
+            counts, needed = has_positive, "a positive pair"
+        elif spec.average in ("both", "pairs") or (isinstance(spec, LossSpec) and spec.mining is not None):
+            counts, needed = has_positive & has_negative, "both a positive and a negative pair"
+        else:
+            counts, needed = has_positive | has_negative, "any pair"
+        if bool(counts.any()):
+            return True
+        if not bool(has_positive.any()):
+            why = "no two samples share a label: draw several samples of each class, for example with an m-per-class sampler"
+        else:
+            why = "all samples share one label: draw several classes into each batch"
+        warnings.warn(
+            f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, so the loss and its gradient are zero; {why}.",
+            stacklevel=4,
+        )
+        return False
+
+    def _with_penalty(self, loss: Tensor, embeddings: Tensor, sample_weight: Tensor | None) -> Tensor:
+        penalty = self.penalty(embeddings)
+        if penalty is None:
+            return loss
+        weight = torch.ones_like(penalty) if sample_weight is None else sample_weight
+        if self.reduction == "mean":
+            return loss + (weight * penalty).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+        return loss + (weight * penalty if self.reduction == "none" else (weight * penalty).sum())

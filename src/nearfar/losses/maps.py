@@ -1,0 +1,201 @@
+"""Pointwise maps: what a similarity is worth to a loss, value and slope together.
+
+A map turns similarities `s` into the terms u = f_p(s) or v = f_n(s) of the formula. `value(s, n)` gives a fresh tensor;
+`slopes(s, n)` gives `(value, slope, norm_slope)`, where the slope is what the *gradient* uses. It need not be the derivative:
+Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
+
+`n` is the pair's norm: the product of those of |x| and |w| that the similarity keeps (1 for cosines, and then not passed). Only maps with
+`uses_norm` look at it, and only they return a `norm_slope`. A slope that is the same for every pair is a plain float.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+Slopes = tuple[Tensor, Tensor | float, Tensor | None]
+
+
+class Map(Protocol):
+    uses_norm: ClassVar[bool]
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor: ...
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes: ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """f(s) = scale * s + offset."""
+
+    scale: float = 1.0
+    offset: float = 0.0
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        value = s * self.scale
+        return value.add_(self.offset) if self.offset else value
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        return self.value(s), self.scale, None
+
+
+@dataclass(frozen=True)
+class SelfPaced:
+    """Circle's terms, the bracket being a constant in the gradient.
+
+    Positive pairs: f(s) = -gamma [optimum - s]_+ (s - margin);  negative pairs: f(s) = gamma [s - optimum]_+ (s - margin).
+    """
+
+    gamma: float
+    optimum: float
+    margin: float
+    positive: bool
+    uses_norm: ClassVar[bool] = False
+
+    def _pace(self, s: Tensor) -> Tensor:
+        beyond = s - self.optimum
+        return (beyond.clamp_max_(0) if self.positive else beyond.clamp_min_(0)).mul_(self.gamma)
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return self._pace(s).mul_(s - self.margin)
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        pace = self._pace(s)
+        return pace * (s - self.margin), pace, None
+
+
+def sine(cosine: Tensor) -> Tensor:
+    """sin(theta) of cos(theta), with 1 - s^2 floored at machine epsilon: the cap on every slope d/ds = -d/dtheta / sin(theta)."""
+    return (1 - cosine * cosine).clamp_min_(torch.finfo(cosine.dtype).eps).sqrt_()
+
+
+def extended_cosine(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """cos continued monotonically past pi, (-1)^k cos(angle) - 2k with k = floor(angle / pi), and its derivative by the angle."""
+    k = torch.floor(angle / math.pi)
+    alternating = 1 - 2 * torch.remainder(k, 2)
+    return alternating * torch.cos(angle) - 2 * k, -alternating * torch.sin(angle)
+
+
+@dataclass(frozen=True)
+class ArcMargin:
+    """ArcFace's target: f(s) = -scale * cos(theta + margin).
+
+    Where theta + margin passes pi the cosine would rise again: there f(s) = -scale * (s - margin sin(margin)). With `easy` the margin
+    applies only where s > 0.
+    """
+
+    scale: float
+    margin: float
+    easy: bool = False
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return self.slopes(s)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        sin_theta = sine(s)
+        target = s * math.cos(self.margin) - (1 - s * s).clamp_min(0).sqrt() * math.sin(self.margin)
+        slope = math.cos(self.margin) + s / sin_theta * math.sin(self.margin)
+        if self.easy:
+            applies, otherwise = s > 0, s
+        else:
+            applies, otherwise = s > math.cos(math.pi - self.margin), s - self.margin * math.sin(self.margin)
+        target = torch.where(applies, target, otherwise)
+        slope = torch.where(applies, slope, torch.ones_like(slope))
+        return target * -self.scale, slope * -self.scale, None
+
+
+@dataclass(frozen=True)
+class CombinedMargin:
+    """f(s) = -scale * (cos(m1 theta + m2) - m3), the cosine continued monotonically past pi."""
+
+    scale: float
+    m1: float
+    m2: float
+    m3: float
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return self.slopes(s)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        target, by_angle = extended_cosine(torch.acos(s.clamp(-1, 1)) * self.m1 + self.m2)
+        slope = by_angle * (-self.m1 / sine(s))
+        return (target - self.m3) * -self.scale, slope * -self.scale, None
+
+
+@dataclass(frozen=True)
+class MultiplicativeMargin:
+    """SphereFace's and L-Softmax's target: f(s, n) = -scale * n (lam cos(theta) + psi(theta)) / (1 + lam), with cos(theta) = s / n.
+
+    psi(theta) = (-1)^k cos(m theta) - 2k on [k pi / m, (k+1) pi / m]. The similarity s = n cos(theta) keeps the norm n, so both vary.
+    """
+
+    scale: float
+    margin: float
+    lam: float
+    uses_norm: ClassVar[bool] = True
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return self.slopes(s, n)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        assert n is not None
+        cosine = torch.where(n > 0, s / n, 0).clamp_(-1, 1)
+        psi, by_angle = extended_cosine(torch.acos(cosine) * self.margin)
+        mixed = (self.lam * cosine + psi) / (1 + self.lam)
+        slope = (self.lam - by_angle * (self.margin / sine(cosine))) / (1 + self.lam)
+        return n * mixed * -self.scale, slope * -self.scale, (mixed - cosine * slope) * -self.scale
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Distances of normalised vectors as functions of their cosine: "l2" sqrt(2 - 2s), "squared_l2" 2 - 2s, "cosine" 1 - s.
+
+    For "l2", 2 - 2s is floored at 4 machine epsilons, which caps the slope -1/d of identical vectors.
+    f(s) = sign * d(s) + offset.
+    """
+
+    kind: str
+    sign: int = 1
+    offset: float = 0.0
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        if self.kind == "l2":
+            return _euclidean(s).mul_(self.sign).add_(self.offset)
+        scale = 2 if self.kind == "squared_l2" else 1
+        return s.mul(-scale * self.sign).add_(scale * self.sign + self.offset)
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        if self.kind == "l2":
+            distance = _euclidean(s)
+            return distance * self.sign + self.offset, distance.reciprocal().mul_(-self.sign), None
+        return self.value(s), (-2.0 if self.kind == "squared_l2" else -1.0) * self.sign, None
+
+
+def _euclidean(s: Tensor) -> Tensor:
+    return s.mul(-2).add_(2).clamp_min_(4 * torch.finfo(s.dtype).eps).sqrt_()
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """[inner(s)]_+ ** power, power 1 or 2."""
+
+    inner: Distance
+    power: int
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        hinge = self.inner.value(s).clamp_min_(0)
+        return hinge if self.power == 1 else hinge.square_()
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        inner, slope, _ = self.inner.slopes(s)
+        hinge = inner.clamp_min_(0)
+        if self.power == 1:
+            return hinge, hinge.sign() * slope, None
+        return hinge * hinge, hinge * slope * 2, None

@@ -1,0 +1,311 @@
+"""Pair-level losses: samples × samples (or × `ref_emb`). Circle and Unified are class-level too, when given `num_classes`."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.checks import check_choice, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import Distance, Hinge, Linear, SelfPaced
+from nearfar.losses.registry import register
+from nearfar.losses.spec import LossSpec
+
+DistanceKind = Literal["l2", "squared_l2", "cosine"]
+DISTANCES = ("l2", "squared_l2", "cosine")
+
+
+@register(
+    "pair or class",
+    "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, Eq. 1",
+    "log(1 + Σ_n Σ_p exp(γ(s_n − s_p + m)))",
+)
+class UnifiedLoss(Loss):
+    """The unified pair-similarity loss, of which AM-Softmax, NormFace and (as γ grows) the hard triplet are cases.
+
+        l = log(1 + sum_n exp(gamma (s_n + m)) * sum_p exp(-gamma s_p))
+
+    Cosine similarities; every row with a positive and a negative counts.
+
+    Args:
+        m: margin between the similarities.
+        gamma: scale.
+        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class weights.
+
+    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020, arXiv:2002.10857, Eq. 1.
+    """
+
+    def __init__(
+        self, m: float = 0.25, gamma: float = 64.0, *, num_classes: int | None = None, embedding_size: int | None = None, **options: Any
+    ):
+        super().__init__(**options)
+        check_positive("gamma", gamma)
+        self.m, self.gamma = m, gamma
+        if num_classes is not None or embedding_size is not None:
+            self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(positive=Linear(-self.gamma), negative=Linear(self.gamma, self.gamma * self.m))
+
+
+@register(
+    "pair or class",
+    "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, Eq. 6",
+    "log(1 + Σ_n exp(γ[s_n−O_n]₊(s_n−Δ_n)) · Σ_p exp(−γ[O_p−s_p]₊(s_p−Δ_p)))",
+)
+class CircleLoss(Loss):
+    """Circle loss: every similarity is pulled the harder, the further it is from its optimum.
+
+        l = log(1 + sum_n exp(gamma a_n (s_n - delta_n)) * sum_p exp(-gamma a_p (s_p - delta_p)))
+        a_p = [O_p - s_p]_+,  a_n = [s_n - O_n]_+,  constants in the gradient
+
+    with O_p = 1 + m, O_n = -m, delta_p = 1 - m, delta_n = m unless given. The decision boundary is then the circle
+    s_n^2 + (1 - s_p)^2 = 2 m^2. Cosine similarities; every row with a positive and a negative counts.
+
+    Args:
+        m: relaxation; the paper has 0.25 for faces and re-identification, 0.4 for fine-grained retrieval.
+        gamma: scale; the paper has 256 for faces, 128 for re-identification, 80 for fine-grained retrieval.
+        O_p, O_n, delta_p, delta_n: the optima and margins, each instead of what m gives.
+        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class weights.
+
+    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020, arXiv:2002.10857, Eq. 6 and 8-10.
+    """
+
+    def __init__(
+        self,
+        m: float = 0.4,
+        gamma: float = 80.0,
+        *,
+        O_p: float | None = None,
+        O_n: float | None = None,
+        delta_p: float | None = None,
+        delta_n: float | None = None,
+        num_classes: int | None = None,
+        embedding_size: int | None = None,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_positive("gamma", gamma)
+        self.m, self.gamma = m, gamma
+        self.O_p = 1 + m if O_p is None else O_p
+        self.O_n = -m if O_n is None else O_n
+        self.delta_p = 1 - m if delta_p is None else delta_p
+        self.delta_n = m if delta_n is None else delta_n
+        if num_classes is not None or embedding_size is not None:
+            self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=SelfPaced(self.gamma, self.O_p, self.delta_p, positive=True),
+            negative=SelfPaced(self.gamma, self.O_n, self.delta_n, positive=False),
+        )
+
+
+@register(
+    "pair",
+    "Hadsell, Chopra, LeCun, Dimensionality Reduction by Learning an Invariant Mapping, CVPR 2006",
+    "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero",
+)
+class ContrastiveLoss(Loss):
+    """Contrastive loss: positives nearer than one margin, negatives further than another.
+
+        L = mean_p [d - pos_margin]_+ ^ power + mean_n [neg_margin - d]_+ ^ power
+
+    each mean over the pairs whose term is not zero. d is a distance of normalised vectors.
+
+    Args:
+        pos_margin, neg_margin: in the distance's unit.
+        power: 2 as in the paper; 1 gives unsquared hinges, as pytorch-metric-learning has them.
+        distance: "l2", "squared_l2" or "cosine" (1 - s).
+
+    References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR 2006, Eq. 4.
+    """
+
+    def __init__(
+        self, pos_margin: float = 0.0, neg_margin: float = 1.0, *, power: Literal[1, 2] = 2, distance: DistanceKind = "l2", **options: Any
+    ):
+        super().__init__(**options)
+        check_choice("power", power, (1, 2))
+        check_choice("distance", distance, DISTANCES)
+        self.pos_margin, self.neg_margin, self.power, self.distance = pos_margin, neg_margin, power, distance
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=Hinge(Distance(self.distance, 1, -self.pos_margin), self.power),
+            negative=Hinge(Distance(self.distance, -1, self.neg_margin), self.power),
+            gather=("sum", "sum"),
+            combine="split",
+            act="identity",
+            average="active",
+        )
+
+
+@register(
+    "pair",
+    "Hermans, Beyer, Leibe, In Defense of the Triplet Loss for Person Re-Identification, 2017, arXiv:1703.07737",
+    "[max d_p − min d_n + m]₊",
+)
+class TripletMarginLoss(Loss):
+    """Triplet loss with the hardest positive and the hardest negative of every anchor.
+
+        l = [max_p d_p - min_n d_n + margin]_+        or log(1 + exp(...)) with smooth_loss
+
+    d is a distance of normalised vectors; the mean is over all anchors that have both.
+
+    Args:
+        margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is `margin=0, smooth_loss=True`.
+        mining: "batch_hard".
+        smooth_loss: softplus instead of the hinge.
+        distance: "l2", "squared_l2" or "cosine" (1 - s).
+
+    References: A. Hermans, L. Beyer, B. Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5;
+    F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        *,
+        mining: Literal["batch_hard"] = "batch_hard",
+        smooth_loss: bool = False,
+        distance: DistanceKind = "l2",
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_choice("mining", mining, ("batch_hard",))
+        check_choice("distance", distance, DISTANCES)
+        self.margin, self.mining, self.smooth_loss, self.distance = margin, mining, smooth_loss, distance
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=Distance(self.distance, 1),
+            negative=Distance(self.distance, -1, self.margin),
+            gather=("max", "max"),
+            act="softplus" if self.smooth_loss else "relu",
+        )
+
+
+@register(
+    "pair",
+    "Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016",
+    "log(1 + Σ_n exp(x·x_n − x·x_p)), for every positive",
+)
+class NPairsLoss(Loss):
+    """Multi-class N-pair loss: a softmax of dot products, one positive against all negatives.
+
+        l = mean_p log(1 + sum_n exp(x.x_n - x.x_p)) + l2_weight |x|^2
+
+    of vectors that are not normalised, averaged over positive pairs. All samples of other classes are negatives; for the paper's form, one anchor and
+    one positive per class, give the anchors as `embeddings` and the positives as `ref_emb`.
+
+    Args:
+        l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its code).
+
+    References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
+    """
+
+    def __init__(self, *, l2_weight: float = 0.005, **options: Any):
+        super().__init__(**options)
+        self.l2_weight = l2_weight
+
+    def spec(self) -> LossSpec:
+        return LossSpec(positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False))
+
+    def penalty(self, embeddings: Tensor) -> Tensor | None:
+        return self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1) if self.l2_weight else None
+
+
+@register(
+    "pair",
+    "Wang et al., Multi-Similarity Loss with General Pair Weighting, CVPR 2019, arXiv:1904.06627",
+    "1/α log(1 + Σ_p exp(−α(s_p−λ))) + 1/β log(1 + Σ_n exp(β(s_n−λ))), mined",
+)
+class MultiSimilarityLoss(Loss):
+    """Multi-Similarity loss, with its mining.
+
+        l = 1/alpha log(1 + sum_p exp(-alpha (s_p - base))) + 1/beta log(1 + sum_n exp(beta (s_n - base)))
+
+    over the pairs kept by mining: negatives with s > min s_p - epsilon, positives with s < max s_n + epsilon. The mean is over all rows.
+
+    Args:
+        alpha, beta, base: scales of the two sides, and the similarity λ they turn around.
+        epsilon: the mining's slack; None keeps all pairs.
+
+    References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019, arXiv:1904.06627.
+    """
+
+    def __init__(
+        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, epsilon: float | None = 0.1, **options: Any
+    ):
+        super().__init__(**options)
+        check_positive("alpha", alpha)
+        check_positive("beta", beta)
+        self.alpha, self.beta, self.base, self.epsilon = alpha, beta, base, epsilon
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=Linear(-self.alpha, self.alpha * self.base),
+            negative=Linear(self.beta, -self.beta * self.base),
+            combine="split",
+            side_scale=(1 / self.alpha, 1 / self.beta),
+            mining=self.epsilon,
+            average="all",
+        )
+
+
+@register(
+    "pair",
+    "Chen et al., A Simple Framework for Contrastive Learning (SimCLR), ICML 2020, arXiv:2002.05709",
+    "log(1 + Σ_n exp((s_n − s_p)/τ)), for every positive",
+)
+class NTXentLoss(Loss):
+    """Normalised-temperature cross-entropy: every positive pair against all negatives of its row.
+
+        l = mean_p log(1 + sum_n exp((s_n - s_p) / temperature))
+
+    Cosine similarities, averaged over positive pairs.
+
+    Args:
+        temperature: τ.
+
+    References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, arXiv:2002.05709, Eq. 1.
+    """
+
+    def __init__(self, temperature: float = 0.07, **options: Any):
+        super().__init__(**options)
+        check_positive("temperature", temperature)
+        self.temperature = temperature
+
+    def spec(self) -> LossSpec:
+        scale = 1 / self.temperature
+        return LossSpec(positive=Linear(-scale), negative=Linear(scale), combine="each", average="pairs")
+
+
+@register(
+    "pair",
+    "Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, arXiv:2004.11362, Eq. 2",
+    "−mean_p s_p/τ + log Σ_{a≠self} exp(s_a/τ)",
+)
+class SupConLoss(Loss):
+    """Supervised contrastive loss (its L_out): the mean log-probability of the positives among all other samples.
+
+        l = -mean_p log( exp(s_p / temperature) / sum_a exp(s_a / temperature) ),   a over all other samples
+
+    Cosine similarities; every row with a positive counts.
+
+    Args:
+        temperature: τ.
+
+    References: P. Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, arXiv:2004.11362, Eq. 2.
+    """
+
+    def __init__(self, temperature: float = 0.1, **options: Any):
+        super().__init__(**options)
+        check_positive("temperature", temperature)
+        self.temperature = temperature
+
+    def spec(self) -> LossSpec:
+        scale = 1 / self.temperature
+        return LossSpec(
+            positive=Linear(-scale), negative=Linear(scale), gather=("mean", "lse"), act="identity", others=True, average="positive"
+        )

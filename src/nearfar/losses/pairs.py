@@ -1,0 +1,190 @@
+"""Which pairs are positive, negative or ignored, one tile at a time.
+
+Positives are few, so a tile lists them in a table: `columns[r, k]` is the tile column of the k-th positive of row r, and `positive[r, k]`
+says whether that slot really holds one. Everything dense is done as if all pairs were negative; `hide` then repairs those that are not.
+
+Two ways to know the pairs:
+- `ClassPairs`: class ids. With the columns sorted by id, the columns of a row's class are one interval.
+- `MaskPairs`: boolean matrices, given or made tile by tile from multi-hot labels.
+
+No tile's shape depends on values on the device, so nothing in the engine's loop waits for it.
+
+Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class TilePairs(Protocol):
+    columns: Tensor  # (b, K) tile columns
+    positive: Tensor  # (b, K) whether the slot holds a positive pair
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
+        """Set `v` (b, t) to `value`, in place, wherever the pair is not negative; with `keep_positives`, only where it is ignored."""
+        ...
+
+
+class Pairs(Protocol):
+    row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: as they come
+    column_order: Tensor | None
+    positives: Tensor  # (N,) how many of each kind a row has
+    negatives: Tensor
+
+    def tile(self, rows: slice, columns: slice) -> TilePairs | None:
+        """The pairs of a tile; None where all are negative."""
+        ...
+
+    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The positive and the negative pairs of whole rows, as boolean (b, M)."""
+        ...
+
+
+@dataclass
+class _ListedTile:
+    columns: Tensor
+    positive: Tensor
+    own: Tensor  # (b, K) whether the slot's column is the row's own sample
+    lists: Tensor  # (b, 1) whether the row lists any column
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes + self.positive.nbytes + self.own.nbytes
+
+    def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
+        hidden = self.own if keep_positives else self.lists
+        return v.scatter_(1, self.columns, torch.where(hidden, value, v.gather(1, self.columns)))
+
+
+class ClassPairs:
+    """Pairs by class: row r is positive with the sorted columns start[r] .. stop[r]-1, itself excepted.
+
+    Args:
+        start, stop: (N,) the interval of every row among the sorted columns.
+        columns: M.
+        column_order: what sorts the columns, if they are not sorted as they come.
+        same: rows and columns are the same samples, sorted alike; row r's own column is r.
+    """
+
+    def __init__(self, start: Tensor, stop: Tensor, columns: int, column_order: Tensor | None = None, same: bool = False):
+        self.start, self.stop, self.columns, self.same = start, stop, columns, same
+        self.column_order = column_order
+        self.row_order = column_order if same else None
+        listed = stop - start
+        self.positives = listed - int(same)
+        self.negatives = columns - listed
+        self.widest = int(listed.max()) if len(listed) else 0
+        # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
+        self._reach = (start.tolist(), stop.tolist()) if same else None
+
+    @classmethod
+    def among_samples(cls, ids: Tensor) -> "ClassPairs":
+        """Samples × the same samples."""
+        sorted_ids, order = torch.sort(ids, stable=True)
+        start, stop = _interval(sorted_ids, sorted_ids)
+        return cls(start, stop, len(ids), order, same=True)
+
+    @classmethod
+    def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "ClassPairs":
+        """Samples × another set of samples."""
+        sorted_ids, order = torch.sort(reference_ids, stable=True)
+        start, stop = _interval(sorted_ids, ids)
+        return cls(start, stop, len(reference_ids), order)
+
+    @classmethod
+    def to_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
+        """Samples × classes: one positive column each."""
+        return cls(ids, ids + 1, classes)
+
+    @classmethod
+    def of_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
+        """Classes × samples (Proxy-Anchor)."""
+        stop = torch.bincount(ids, minlength=classes).cumsum(0)
+        start = torch.cat([stop.new_zeros(1), stop[:-1]])
+        return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
+
+    def tile(self, rows: slice, columns: slice) -> TilePairs | None:
+        if self._reach and (
+            self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start
+        ):
+            return None
+        first = (self.start[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
+        last = (self.stop[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
+        slots = min(self.widest, columns.stop - columns.start)
+        if slots == 0:
+            return None
+        column = first + torch.arange(slots, device=first.device)
+        positive = column < last
+        column = torch.minimum(column, last - 1).clamp_min_(0)  # empty slots repeat the last listed column
+        if self.same:
+            own = column == torch.arange(rows.start, rows.stop, device=first.device)[:, None] - columns.start
+            positive &= ~own
+        else:
+            own = torch.zeros((), dtype=torch.bool, device=first.device)
+        return _ListedTile(column, positive, own, first < last)
+
+    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
+        column = torch.arange(self.columns, device=self.start.device)
+        listed = (column >= self.start[rows, None]) & (column < self.stop[rows, None])
+        positive = listed
+        if self.same:
+            positive = listed & (column != torch.arange(rows.start, rows.stop, device=column.device)[:, None])
+        return positive, ~listed
+
+
+def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.searchsorted(sorted_ids, ids), torch.searchsorted(sorted_ids, ids, right=True)
+
+
+@dataclass
+class _MaskedTile:
+    columns: Tensor
+    positive: Tensor
+    negative: Tensor  # (b, t)
+    others: Tensor  # (b, t): negative or positive
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns.nbytes + self.positive.nbytes + self.negative.nbytes + self.others.nbytes
+
+    def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
+        return v.masked_fill_(~(self.others if keep_positives else self.negative), value)
+
+
+MaskFunction = Callable[[slice, slice], tuple[Tensor, Tensor]]
+
+
+class MaskPairs:
+    """Pairs by boolean masks: `mask(rows, columns)` gives the (positive, negative) pairs of a tile."""
+
+    row_order: Tensor | None = None
+    column_order: Tensor | None = None
+
+    def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
+        self.mask, self.columns = mask, columns
+        counts = [
+            torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))])
+            for i in range(0, rows, block)
+        ]
+        self.positives, self.negatives = torch.cat(counts, 1)
+        self.widest = int(self.positives.max()) if rows else 0
+
+    def tile(self, rows: slice, columns: slice) -> TilePairs | None:
+        positive, negative = self.mask(rows, columns)
+        slots = max(1, min(self.widest, columns.stop - columns.start))
+        # Slot k of a row takes its k-th positive column; everything else falls into a slot that is cut off.
+        slot = torch.where(positive, positive.cumsum(1) - 1, slots).clamp_max_(slots)
+        index = torch.arange(positive.shape[1], device=positive.device).expand_as(positive)
+        table = index.new_zeros(len(positive), slots + 1).scatter_(1, slot, index)[:, :slots]
+        filled = torch.arange(slots, device=positive.device) < positive.sum(1, keepdim=True)
+        return _MaskedTile(table, filled, negative, positive | negative)
+
+    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
+        return self.mask(rows, slice(0, self.columns))

@@ -1,0 +1,81 @@
+"""Proxy losses: a learned vector per class stands for the class's samples."""
+
+from typing import Any
+
+from nearfar.losses.checks import check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import Linear
+from nearfar.losses.registry import register
+from nearfar.losses.spec import LossSpec
+
+
+@register(
+    "proxy",
+    "Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017, arXiv:1703.07464",
+    "−log(exp(−d²_y) / Σ_j exp(−d²_j)), original: j ≠ y",
+)
+class ProxyNCALoss(Loss):
+    """Proxy-NCA, and its ++ form.
+
+        l = -log( exp(-softmax_scale d(x, p_y)) / sum_j exp(-softmax_scale d(x, p_j)) ),   d = |x/|x| - p/|p||^2 = 2 - 2s
+
+    The sum is over all proxies (Proxy-NCA++, and pytorch-metric-learning), or with `exclude_positive` over the others (the original paper).
+
+    Args:
+        num_classes, embedding_size: shape of the proxies.
+        softmax_scale: multiplies the distances; Proxy-NCA++ has 9 (its T = 1/9).
+        exclude_positive: leave the positive proxy out of the denominator.
+
+    References: Y. Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017, arXiv:1703.07464, Eq. 4;
+    E. Teh, T. DeVries, G. Taylor, "ProxyNCA++", ECCV 2020, arXiv:2004.01113.
+    """
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, softmax_scale: float = 1.0, *, exclude_positive: bool = False, **options: Any
+    ):
+        super().__init__(**options)
+        check_positive("softmax_scale", softmax_scale)
+        self.softmax_scale, self.exclude_positive = softmax_scale, exclude_positive
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        scale = 2 * self.softmax_scale
+        return LossSpec(positive=Linear(-scale), negative=Linear(scale), act="identity" if self.exclude_positive else "softplus")
+
+
+@register(
+    "proxy",
+    "Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, arXiv:2003.13911",
+    "1/|P⁺| Σ log(1 + Σ_p exp(−α(s_p−δ))) + 1/|P| Σ log(1 + Σ_n exp(α(s_n+δ)))",
+)
+class ProxyAnchorLoss(Loss):
+    """Proxy-Anchor: each proxy is an anchor, and the batch's samples are its positives and negatives.
+
+        L = 1/|P+| sum_{p in P+} log(1 + sum_{x in X_p+} exp(-alpha (s - margin)))
+          + 1/|P|  sum_{p in P}  log(1 + sum_{x in X_p-} exp( alpha (s + margin)))
+
+    P+ are the proxies with a positive in the batch, P all of them. Rows are proxies: `reduction="none"` gives one value each, whose mean is L.
+    Train the proxies faster than the network (the paper: 100 times).
+
+    Args:
+        num_classes, embedding_size: shape of the proxies.
+        margin: δ.
+        alpha: scale.
+
+    References: S. Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, arXiv:2003.13911, Eq. 4.
+    """
+
+    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.1, alpha: float = 32.0, **options: Any):
+        super().__init__(**options)
+        check_positive("alpha", alpha)
+        self.margin, self.alpha = margin, alpha
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=Linear(-self.alpha, self.alpha * self.margin),
+            negative=Linear(self.alpha, self.alpha * self.margin),
+            combine="split",
+            average="sides",
+            anchors="proxies",
+        )

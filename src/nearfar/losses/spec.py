@@ -1,0 +1,68 @@
+"""A loss is a setting of one formula; this is the setting.
+
+    u_rc = f_p(s_rc)  for positive pairs        v_rc = f_n(s_rc)  for negative pairs
+    P_r  = A_p { u_rc }                          N_r  = A_n { v_rc }
+    joint:  l_r = act(P_r + N_r)                 split:  l_r = k_p a act(P_r) + k_n b act(N_r)
+    each:   l_r = mean over positives of act(u_rc + N_r)
+
+and the loss is an average of l_r over rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from nearfar.losses.maps import Map
+
+Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
+Gather = Literal["lse", "sum", "mean", "max"]
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """One loss of the formula.
+
+    Args:
+        positive, negative: the maps f_p and f_n.
+        gather: A_p and A_n. "max" keeps the hardest pair: the least similar positive, the most similar negative.
+        combine: "joint", "split" or "each", see above.
+        act: log(1 + e^x), max(x, 0) or x.
+        side_scale: a and b of a split loss.
+        others: A_n runs over the positives too (SupCon's denominator).
+        mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity); None keeps all.
+        average: what the mean is over: the rows that have "both" a positive and a negative; the rows that have a "positive"; those with both, counted
+            once per positive ("pairs"); "all" rows; all rows, the positive terms over those that have one ("sides", Proxy-Anchor);
+            or the pairs whose term is not zero, positives and negatives apart ("active").
+        anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
+        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else that norm stays in s.
+    """
+
+    positive: Map
+    negative: Map
+    gather: tuple[Gather, Gather] = ("lse", "lse")
+    combine: Literal["joint", "split", "each"] = "joint"
+    act: Literal["softplus", "relu", "identity"] = "softplus"
+    side_scale: tuple[float, float] = (1.0, 1.0)
+    others: bool = False
+    mining: float | None = None
+    average: Average = "both"
+    anchors: Literal["samples", "proxies"] = "samples"
+    normalize: tuple[bool, bool] = (True, True)
+
+
+@dataclass(frozen=True)
+class StripSpec:
+    """A row-local loss outside the formula: a differentiable function of a strip of similarities.
+
+    Args:
+        function: `function(s, positive, negative, *parameters) -> (b,)`, the losses of b rows from their similarities (b, M) to all columns and the boolean
+            masks of their pairs. It must treat every row by itself.
+        average, normalize: as in `LossSpec`; "sides" and "active" do not apply.
+    """
+
+    function: Callable[..., Tensor]
+    average: Average = "both"
+    normalize: tuple[bool, bool] = (True, True)
+    anchors: Literal["samples", "proxies"] = "samples"

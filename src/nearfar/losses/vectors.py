@@ -1,0 +1,80 @@
+"""One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the loss says so.
+
+A large matrix of class weights is never copied whole: its blocks are cast and normalised as they are used. A zero vector stays zero, and so does
+its gradient.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+WHOLE = 2**22  # up to this many elements the prepared copy is made once
+
+
+def blocks(n: int, size: int) -> Iterator[slice]:
+    return (slice(i, min(i + size, n)) for i in range(0, n, size))
+
+
+class Vectors:
+    """
+    Args:
+        raw: (n, D), the caller's tensor.
+        order: row i here is the caller's row order[i]; None keeps the order.
+        normalize: divide by the norms.
+        keep_norm: the norms themselves are needed too.
+        dtype: of all arithmetic.
+    """
+
+    def __init__(self, raw: Tensor, order: Tensor | None, normalize: bool, keep_norm: bool, dtype: torch.dtype):
+        self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
+        self.block_rows = max(1, 2**20 // max(1, raw.shape[1]))
+        self.norm: Tensor | None = None
+        self._inverse: Tensor | None = None
+        self._whole: Tensor | None = None
+        if raw.numel() <= WHOLE:
+            self._whole = self._fetch(slice(0, len(raw)))
+        if normalize or keep_norm:
+            parts = [torch.linalg.vector_norm(self.block(part), dim=1) for part in self._parts()]
+            self.norm = torch.cat(parts) if parts else raw.new_zeros(0, dtype=dtype)
+            self._inverse = torch.where(self.norm > torch.finfo(dtype).tiny, 1 / self.norm, 0)
+        if normalize and self._whole is not None:
+            self._whole = self._whole * self._inverse[:, None]
+
+    def _parts(self) -> Iterator[slice]:
+        return blocks(len(self.raw), len(self.raw) if self._whole is not None else self.block_rows)
+
+    def _fetch(self, part: slice) -> Tensor:
+        raw = self.raw[part] if self.order is None else self.raw.index_select(0, self.order[part])
+        return raw.to(self.dtype)
+
+    def block(self, part: slice) -> Tensor:
+        """The prepared vectors of a range of rows, (b, D)."""
+        if self._whole is not None:
+            return self._whole[part]
+        return self._prepare(self._fetch(part), self._inverse if self._inverse is None else self._inverse[part])
+
+    def take(self, index: Tensor) -> Tensor:
+        """The prepared vectors of the rows listed, (b, D)."""
+        if self._whole is not None:
+            return self._whole[index]
+        raw = self.raw[index if self.order is None else self.order[index]].to(self.dtype)
+        return self._prepare(raw, self._inverse if self._inverse is None else self._inverse[index])
+
+    def _prepare(self, raw: Tensor, inverse: Tensor | None) -> Tensor:
+        return raw * inverse[:, None] if self.normalize and inverse is not None else raw
+
+    def gradient(self, by_prepared: Tensor, by_norm: Tensor | None) -> Tensor:
+        """From the gradient by the prepared vectors (n, D), used up, and by the kept norms (n,), that by the caller's tensor."""
+        for part in self._parts():
+            grad = by_prepared[part]
+            if self.normalize:
+                assert self._inverse is not None
+                unit = self.block(part)
+                grad.addcmul_(unit, (grad * unit).sum(1, keepdim=True), value=-1).mul_(self._inverse[part, None])
+            elif by_norm is not None:
+                assert self._inverse is not None
+                grad.addcmul_(self.block(part), (by_norm[part] * self._inverse[part])[:, None])
+        if self.order is not None:
+            by_prepared = torch.empty_like(by_prepared).index_copy_(0, self.order, by_prepared)
+        return by_prepared.to(self.raw.dtype)
