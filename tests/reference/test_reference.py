@@ -15,7 +15,7 @@ from .geometry import EPS, distance, of_angle
 from .softmax import annealed, extended_cosine
 
 ARGUMENTS: dict[str, dict[str, Any]] = {"L2SoftmaxLoss": {"scale": 3.0}}  # the required ones
-DOT_PRODUCT = ("SoftmaxLoss", "L2SoftmaxLoss", "NPairsLoss")  # not functions of cosines alone
+DOT_PRODUCT = ("SoftmaxLoss", "ModifiedSoftmaxLoss", "L2SoftmaxLoss", "NPairsLoss")  # not functions of cosines alone
 PSI = 0.8432 - 2  # psi(theta) of m = 4 at cos(theta) = 0.6: cos(4 theta) = -0.8432, 4 theta between pi and 2 pi
 
 

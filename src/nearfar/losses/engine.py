@@ -170,7 +170,8 @@ class _Run:
         self.total = share.sum()
         self.sides: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)
         if average == "sides":
-            self.sides = (has_positive * (self.n / has_positive.sum().clamp_min(1)).to(self.like.dtype), 1.0)
+            present = has_positive.to(self.like.dtype)
+            self.sides = (present * (self.n / present.sum().clamp_min(1)), 1.0)
         self.weight = weight
         if upstream is not None:
             self.pull = weight * _ordered(upstream, self.pairs.row_order).to(self.like.dtype)

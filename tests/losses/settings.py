@@ -1,0 +1,124 @@
+"""Every registered loss, in the settings that the tests try, and the same loss as its naive reference sees it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar import losses
+from tests.reference import REFERENCES, Case
+
+CLASSES, SIZE = 5, 6
+
+# Arguments besides the defaults, which are always tried too.
+ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+    "AMSoftmaxLoss": [{"margin": 0.2}],
+    "ArcFaceLoss": [{"margin": 2.0, "scale": 8.0}, {"easy_margin": True}, {"margin": 0.0}],
+    "CircleLoss": [
+        {"m": 0.25, "gamma": 1024.0},
+        {"O_p": 0.9, "O_n": 0.1, "delta_p": 0.6, "delta_n": 0.3, "gamma": 10.0},
+        {"num_classes": CLASSES, "embedding_size": SIZE, "m": 0.25, "gamma": 256.0},
+    ],
+    "CombinedMarginLoss": [{"m1": 1.35, "m2": 0.0}, {"m1": 3.0, "m2": 0.3, "m3": 0.2, "scale": 16.0}],
+    "ContrastiveLoss": [
+        {"power": 1},
+        {"pos_margin": 0.3, "neg_margin": 1.2, "power": 2, "distance": "squared_l2"},
+        {"pos_margin": 0.2, "neg_margin": 0.9, "power": 1, "distance": "cosine"},
+    ],
+    "CosFaceLoss": [{"scale": 1024.0}],
+    "L2SoftmaxLoss": [{"scale": 4.0, "learnable": True}, {"scale": 4.0, "bias": False}],
+    "LargeMarginSoftmaxLoss": [{"margin": 2.0, "base": 0.0}, {"margin": 1.35, "scale": 2.0, "base": 1.0}],
+    "MultiSimilarityLoss": [{"epsilon": None}, {"alpha": 4.0, "beta": 20.0, "base": 0.3, "epsilon": -0.05}],
+    "NPairsLoss": [{"l2_weight": 0.0}],
+    "NTXentLoss": [{"temperature": 0.001}],
+    "NormFaceLoss": [{"scale": 1024.0}],
+    "ProxyAnchorLoss": [{"margin": 0.3, "alpha": 1024.0}],
+    "ProxyNCALoss": [{"exclude_positive": True}, {"softmax_scale": 9.0}],
+    "SoftmaxLoss": [{"bias": False}],
+    "SphereFaceLoss": [{"margin": 1.0}, {"margin": 3.5, "scale": 2.0, "base": 0.0, "lambda_min": 0.0}],
+    "SupConLoss": [{"temperature": 0.01}],
+    "TripletMarginLoss": [{"distance": "squared_l2"}, {"distance": "cosine", "smooth_loss": True}, {"margin": 0.0, "smooth_loss": True}],
+    "UnifiedLoss": [{"gamma": 1024.0}, {"num_classes": CLASSES, "embedding_size": SIZE}],
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    arguments: dict[str, Any]
+
+    def __str__(self) -> str:
+        return ",".join([self.name, *(f"{k}={v}" for k, v in self.arguments.items() if k != "embedding_size")])
+
+    @property
+    def info(self) -> losses.LossInfo:
+        return next(info for info in losses.list_losses() if info.name == self.name)
+
+    @property
+    def class_level(self) -> bool:
+        return self.info.level in ("class", "proxy") or "num_classes" in self.arguments
+
+    def make(self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any) -> losses.Loss:
+        arguments = dict(self.arguments)
+        if self.class_level:
+            arguments |= {"num_classes": num_classes, "embedding_size": embedding_size}
+        torch.manual_seed(seed)
+        loss = self.info.loss(**arguments, **options).double()
+        if loss.bias is not None:
+            torch.nn.init.normal_(loss.bias)
+        return loss
+
+    def reference(self, loss: losses.Loss) -> Callable[[Case], tuple[Tensor, Tensor]]:
+        """The naive reference with the same arguments."""
+        arguments = {k: v for k, v in self.arguments.items() if k not in ("num_classes", "embedding_size", "bias", "learnable")}
+        if self.name == "L2SoftmaxLoss":
+            arguments["scale"] = loss.scale
+        return lambda case: REFERENCES[self.name](case, **arguments)
+
+    def case(self, loss: losses.Loss, x: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Case:
+        """What the loss sees, spelt out pair by pair."""
+        n = len(x)
+        if self.class_level:
+            assert loss.weight is not None
+            positive = labels[:, None] == torch.arange(len(loss.weight))
+            return Case(x, loss.weight, positive, ~positive, sample_weight, loss.bias)
+        positive = torch.tensor([[bool(labels[i] == labels[j]) and i != j for j in range(n)] for i in range(n)]).reshape(n, n)
+        negative = torch.tensor([[bool(labels[i] != labels[j]) for j in range(n)] for i in range(n)]).reshape(n, n)
+        return Case(x, x, positive, negative, sample_weight)
+
+
+SETTINGS = [Setting(info.name, arguments) for info in losses.list_losses() for arguments in [{}, *ARGUMENTS.get(info.name, [])]]
+DEFAULTS = [setting for setting in SETTINGS if not setting.arguments or "num_classes" in setting.arguments]
+
+
+def parameters(loss: losses.Loss, x: Tensor) -> list[Tensor]:
+    """Everything that takes a gradient."""
+    return [x, *loss.parameters()]
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inputs() -> dict[str, tuple[Tensor, Tensor]]:
+    """Embeddings and class ids below CLASSES: ordinary, ragged and adversarial."""
+    identical = unit(1, SIZE).repeat(6, 1)
+    opposite = torch.cat([unit(3, SIZE), -unit(3, SIZE)])
+    zero = unit(6, SIZE)
+    zero[2] = 0
+    return {
+        "random": (unit(12, SIZE), torch.arange(12) // 3),
+        "ragged": (unit(11, SIZE, seed=1), torch.tensor([4, 0, 0, 1, 0, 2, 1, 0, 0, 4, 0])),
+        "tiny norms": (unit(6, SIZE, seed=2) * 1e-9, torch.tensor([0, 0, 1, 1, 2, 2])),
+        "large norms": (unit(6, SIZE, seed=3) * 30, torch.tensor([0, 1, 0, 1, 2, 2])),
+        "identical": (identical, torch.tensor([0, 0, 0, 1, 1, 2])),
+        "opposite": (opposite, torch.tensor([0, 0, 1, 0, 1, 1])),
+        "zero": (zero, torch.tensor([0, 0, 1, 1, 2, 2])),
+        "one class": (unit(5, SIZE, seed=4), torch.full((5,), 3)),
+        "all single": (unit(5, SIZE, seed=5), torch.tensor([4, 2, 0, 1, 3])),
+        "two alike": (unit(2, SIZE, seed=6), torch.tensor([1, 1])),
+        "two apart": (unit(2, SIZE, seed=6), torch.tensor([1, 2])),
+        "one": (unit(1, SIZE, seed=7), torch.tensor([2])),
+    }
