@@ -99,7 +99,7 @@ def parameters(loss: losses.Loss, x: Tensor) -> list[Tensor]:
 
 
 def unit(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs() -> dict[str, tuple[Tensor, Tensor]]:

@@ -23,7 +23,9 @@ def assert_equal(actual: Tensor, expected: Tensor, what: str, tolerance: float =
     assert float((actual - expected).abs().max() if expected.numel() else 0) <= tolerance * scale, what
 
 
-def compare(setting: Setting, loss: losses.Loss, x: Tensor, case: Case, tolerance: float = 1e-9, gradients: bool = True, **call: Tensor) -> None:
+def compare(
+    setting: Setting, loss: losses.Loss, x: Tensor, case: Case, tolerance: float = 1e-9, gradients: bool = True, **call: Tensor
+) -> None:
     """Value and gradients, for every reduction."""
     mean, rows = setting.reference(loss)(case)
     upstream = unit(len(rows), seed=11)

@@ -27,12 +27,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.rows import GatheredRows, HardestRows, View
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import Vectors, blocks
+from nearfar.losses.weights import RowWeights, ordered, restored
 
 # A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a product to run at full speed.
 TILE = 2**20
@@ -97,17 +97,19 @@ class _Evaluate(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the losses are differentiable once: call backward or autograd.grad without create_graph=True")
         if ctx.plan.reduction == "none":
-            _, grads = _run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream)
-            return None, None, *grads
-        grads = ctx.saved_tensors
-        if upstream.device.type == "cpu" and upstream.item() == 1:
-            return None, None, *grads
-        # Unless the graph is kept, nobody will look at these again: scale them where they are.
-        in_place = not torch._C._autograd._get_current_graph_task_keep_graph()
-        return None, None, *(g if g is None else g.mul_(upstream) if in_place else g * upstream for g in grads)
+            grads = _run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream)[1]
+        elif torch._C._autograd._get_current_graph_task_keep_graph():
+            grads = tuple(g if g is None else g * upstream for g in ctx.saved_tensors)
+        else:
+            # Nobody will look at these again, so they are scaled where they are; a large W's gradient is never copied.
+            grads = ctx.saved_tensors
+            if upstream.device.type != "cpu" or upstream.item() != 1:
+                grads = tuple(g if g is None else g.mul_(upstream) for g in grads)
+        return None, None, *grads
 
 
 def _run(plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None = None) -> tuple[Tensor, Grads]:
@@ -136,13 +138,13 @@ class _Run:
         norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
         self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype)
         self.y = self.x if columns is None else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype)
-        self.bias = bias if bias is None else _ordered(bias, self.pairs.column_order).to(dtype)
+        self.bias = bias if bias is None else ordered(bias, self.pairs.column_order).to(dtype)
         self.log_weight = plan.column_weight
         if self.log_weight is not None:
-            self.log_weight = _ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
+            self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
         self.n, self.m = len(rows), len(self.y.raw)
         self.like = rows.new_empty(0, dtype=dtype)
-        self._set_weights(upstream)
+        self.weights = RowWeights(plan, dtype, upstream)
 
         self.grad_x = self._zeros(rows.shape) if needs[0] else None
         self.grad_y = self.grad_x if columns is None else self._zeros(columns.shape) if needs[1] else None
@@ -154,50 +156,20 @@ class _Run:
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_zeros(shape)
 
-    def _set_weights(self, upstream: Tensor | None) -> None:
-        """Which rows count, and the weight of each in the result."""
-        average, has_positive, has_negative = self.spec.average, self.pairs.positives > 0, self.pairs.negatives > 0
-        weight = _ordered(self.plan.row_weight, self.pairs.row_order).to(self.like.dtype)
-        if average in ("both", "pairs"):
-            self.counted = has_positive & has_negative
-        elif average == "positive":
-            self.counted = has_positive
-        else:
-            self.counted = torch.ones_like(has_positive)
-        share = weight * self.counted
-        if average == "pairs":
-            share = share * self.pairs.positives
-        self.total = share.sum()
-        self.sides: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)
-        if average == "sides":
-            present = has_positive.to(self.like.dtype)
-            self.sides = (present * (self.n / present.sum().clamp_min(1)), 1.0)
-        self.weight = weight
-        if upstream is not None:
-            self.pull = weight * _ordered(upstream, self.pairs.row_order).to(self.like.dtype)
-        elif self.plan.reduction == "mean":
-            self.pull = torch.where(self.total > 0, share / self.total, 0)
-        else:
-            self.pull = weight
-
     def run(self) -> tuple[Tensor, Grads]:
         losses = self._zeros((self.n,))
         for group in self._groups():
             losses[group.rows] = self._strip(group) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
         if self.plan.reduction != "none":
-            result = torch.dot(losses, self.pull)
+            result = torch.dot(losses, self.weights.pull)
         else:
-            result = losses * self.weight
-            if self.pairs.row_order is not None:
-                result = torch.empty_like(result).index_copy_(0, self.pairs.row_order, result)
+            result = restored(losses * self.weights.weight, self.pairs.row_order)
         return result, self._gradients()
 
     def _gradients(self) -> Grads:
         grad_x = None if self.grad_x is None else self.x.gradient(self.grad_x, self.grad_norm_x)
         grad_y = None if self.grad_y is None or self.y is self.x else self.y.gradient(self.grad_y, self.grad_norm_y)
-        grad_bias = self.grad_bias
-        if grad_bias is not None and self.pairs.column_order is not None:
-            grad_bias = torch.empty_like(grad_bias).index_copy_(0, self.pairs.column_order, grad_bias)
+        grad_bias = None if self.grad_bias is None else restored(self.grad_bias, self.pairs.column_order)
         return grad_x, grad_y, grad_bias, *self.grad_parameters
 
     def _groups(self) -> Iterator[_Group]:
@@ -236,11 +208,11 @@ class _Run:
                 for view in views:
                     sweep(view)
         rows = group.rows
-        sides = tuple(side if isinstance(side, float) else side[rows] for side in self.sides)
+        sides = tuple(side if isinstance(side, float) else side[rows] for side in self.weights.sides)
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
-            sides = state.active_sides(self.weight)
-        losses = state.finish(self.pull[rows], self.counted[rows], sides)
+            sides = state.active_sides(self.weights.weight)
+        losses = state.finish(self.weights.pull[rows], self.weights.counted[rows], sides)
         if isinstance(state, HardestRows):
             self._scatter_gradient(rows, state.entries)
         elif self._wants_tiles:
@@ -299,11 +271,11 @@ class _Run:
         parameters = [p.detach() for p in self.parameters if p is not None]
         positive, negative = self.pairs.masks(i)
         if not any(self.needs):
-            return torch.where(self.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
+            return torch.where(self.weights.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
         with torch.enable_grad():
             inputs = [s.requires_grad_(), *(p.requires_grad_() for p in parameters)]
-            losses = torch.where(self.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
-            g, *by_parameter = torch.autograd.grad(losses, inputs, self.pull[i], allow_unused=True, materialize_grads=True)
+            losses = torch.where(self.weights.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
+            g, *by_parameter = torch.autograd.grad(losses, inputs, self.weights.pull[i], allow_unused=True, materialize_grads=True)
         if self.grad_x is not None:
             self.grad_x[i].addmm_(g, self.y.block(j))
         if self.grad_y is not None:
@@ -336,13 +308,12 @@ class _Tiles:
     def _make(self, i: slice, j: slice) -> list[View]:
         run, start = self.run, self.group.rows.start
         s = run._similarities(i, j)
-        norms = (None if run.x.norm is None or run.x.normalize else run.x.norm[i], None if run.y.norm is None or run.y.normalize else run.y.norm[j])
+        norms = (
+            None if run.x.norm is None or run.x.normalize else run.x.norm[i],
+            None if run.y.norm is None or run.y.normalize else run.y.norm[j],
+        )
         log_weight = None if run.log_weight is None else run.log_weight[j]
         views = [View(slice(i.start - start, i.stop - start), s, run.pairs.tile(i, j), j.start, log_weight, *norms)]
         if run.plan.same and i.start != j.start:
             views.append(View(j, s.t(), run.pairs.tile(j, i), i.start))
         return views
-
-
-def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
-    return values if order is None else values[order]

@@ -1,17 +1,30 @@
 """`Loss`: the module every loss is. It checks what it is given, knows the pairs, owns the class weights, and calls the engine."""
 
+import functools
 import warnings
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses import inputs
-from nearfar.losses.engine import Plan, evaluate
+from nearfar.losses import dense, engine, inputs
+from nearfar.losses.engine import Plan
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.spec import LossSpec, StripSpec
 
 Reduction = Literal["mean", "sum", "none"]
+
+
+def _eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let torch.compile break its graph around the loss: the engine's loop is its own schedule. (Nothing of the compiler is imported before that.)"""
+    outside_the_graph = torch._disable_dynamo(forward)  # type: ignore[attr-defined]
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        return outside_the_graph(*args, **kwargs) if torch.compiler.is_compiling() else forward(*args, **kwargs)
+
+    return call
 
 
 class Loss(nn.Module):
@@ -21,6 +34,7 @@ class Loss(nn.Module):
         reduction: "mean", "sum", or "none" for one value per row (per sample; per proxy for Proxy-Anchor).
         memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
+        dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
 
     Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give `loss.parameters()` to an optimiser.
     """
@@ -28,7 +42,7 @@ class Loss(nn.Module):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, *, reduction: Reduction = "mean", memory_budget: int = Plan.budget, check_finite: bool = False):
+    def __init__(self, *, reduction: Reduction = "mean", memory_budget: int = Plan.budget, check_finite: bool = False, dense: bool = False):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
@@ -37,6 +51,7 @@ class Loss(nn.Module):
         self.reduction: Reduction = reduction
         self.memory_budget = int(memory_budget)
         self.check_finite = check_finite
+        self.dense = dense
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -69,7 +84,7 @@ class Loss(nn.Module):
     def after_step(self) -> None:
         """What a training step changes in the loss itself, once its gradient has been formed."""
 
-    @torch._disable_dynamo
+    @_eager
     def forward(
         self,
         embeddings: Tensor,
@@ -121,6 +136,7 @@ class Loss(nn.Module):
             reduction=self.reduction,
             budget=self.memory_budget,
         )
+        evaluate = dense.evaluate if self.dense else engine.evaluate
         loss = evaluate(plan, rows, columns, self.bias, *self.strip_parameters())
         if self.training and torch.is_grad_enabled():
             self.after_step()
@@ -140,7 +156,9 @@ class Loss(nn.Module):
         if (labels is None) == (positives is None):
             raise ValueError("give either labels, or positives= (and negatives=) as boolean masks")
         if self.weight is not None and ref_emb is not None:
-            raise ValueError(f"{type(self).__name__} with num_classes compares with its own class weights: ref_emb goes with pair-level losses")
+            raise ValueError(
+                f"{type(self).__name__} with num_classes compares with its own class weights: ref_emb goes with pair-level losses"
+            )
         if ref_emb is not None:
             inputs.check_embeddings(ref_emb, embeddings.shape[1], "ref_emb", finite=self.check_finite)
         if positives is not None:
@@ -175,7 +193,7 @@ class Loss(nn.Module):
             why = "all samples share one label: draw several classes into each batch"
         warnings.warn(
             f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, so the loss and its gradient are zero; {why}.",
-            stacklevel=4,
+            stacklevel=6  # past forward and torch's module call,
         )
         return False
 

@@ -212,7 +212,9 @@ class NPairsLoss(Loss):
         return LossSpec(positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False))
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
-        return self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1) if self.l2_weight else None
+        return (
+            self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1) if self.l2_weight else None
+        )
 
 
 @register(
@@ -234,9 +236,7 @@ class MultiSimilarityLoss(Loss):
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019, arXiv:1904.06627.
     """
 
-    def __init__(
-        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, epsilon: float | None = 0.1, **options: Any
-    ):
+    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, epsilon: float | None = 0.1, **options: Any):
         super().__init__(**options)
         check_positive("alpha", alpha)
         check_positive("beta", beta)

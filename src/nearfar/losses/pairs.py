@@ -111,9 +111,7 @@ class ClassPairs:
         return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
-        if self._reach and (
-            self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start
-        ):
+        if self._reach and (self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start):
             return None
         first = (self.start[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
         last = (self.stop[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
@@ -170,8 +168,7 @@ class MaskPairs:
     def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
         self.mask, self.columns = mask, columns
         counts = [
-            torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))])
-            for i in range(0, rows, block)
+            torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))]) for i in range(0, rows, block)
         ]
         self.positives, self.negatives = torch.cat(counts, 1)
         self.widest = int(self.positives.max()) if rows else 0

@@ -56,12 +56,13 @@ class LogSumExp:
         self.top[rows] = top
 
     def value(self) -> Tensor:
-        self._value = self.top + self.total.log()
-        return self._value
+        return self.top + self.total.log()
 
-    def share(self, rows: slice, v: Tensor) -> Tensor:
-        """d value / d v, in place of `v`."""
-        return v.sub_(self._value[rows].clamp_min(self.lowest)[:, None]).exp_()
+    def share(self, rows: slice, v: Tensor) -> tuple[Tensor, Tensor]:
+        """d value / d v as (b, t) in place of `v`, times a factor (b, 1): more exact than exp(v - value)."""
+        share = v.sub_(self.top[rows].clamp_min(self.lowest)[:, None]).exp_()
+        total = self.total[rows, None]
+        return share, torch.where(total > 0, 1 / total, 0)
 
 
 class Sum:
@@ -81,9 +82,8 @@ class Sum:
     def value(self) -> Tensor:
         return self.total if self.factor is None else self.total * self.factor
 
-    def share(self, rows: slice, v: Tensor) -> Tensor:
-        ones = torch.ones_like(v)
-        return ones if self.factor is None else ones.mul_(self.factor[rows, None])
+    def share(self, rows: slice, v: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        return 1.0, 1.0 if self.factor is None else self.factor[rows, None]
 
 
 class EachPositive:
@@ -102,8 +102,8 @@ class EachPositive:
         self.pull[rows] += torch.sigmoid(x).sum(1) * self.factor[rows]
         self.total[rows] += softplus(x).sum(1) * self.factor[rows]
 
-    def share(self, rows: slice, u: Tensor) -> Tensor:
-        return torch.sigmoid(u + self.negatives[rows, None]) * self.factor[rows, None]
+    def share(self, rows: slice, u: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(u + self.negatives[rows, None]), self.factor[rows, None]
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -210,21 +210,26 @@ class GatheredRows:
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
         v, slope = self._negative_slopes(view)
-        g = self.negative.share(view.rows, v)
-        pull = self.pull_n[view.rows, None]
-        if isinstance(slope, Tensor):
-            g.mul_(slope).mul_(pull)
-        else:
-            g.mul_(pull * slope)
+        share, factor = self.negative.share(view.rows, v)
+        g = _product(share, slope, self.pull_n[view.rows, None] * factor)
         if view.pairs is None:
             return g, None
         if self.negative.empty == 0:  # a sum's share does not vanish by itself
             view.pairs.hide(g, 0.0)
         u, slope, norm_slope = self._positive_slopes(view, view.pairs)
         kept = view.pairs.positive if self.positive.empty == 0 else u > -math.inf
-        h = self.positive.share(view.rows, u).mul_(self.pull_p[view.rows, None]).masked_fill_(~kept, 0.0)
-        g.scatter_add_(1, view.pairs.columns, h * slope)
-        return g, None if norm_slope is None else h * norm_slope
+        share, factor = self.positive.share(view.rows, u)
+        pull = torch.where(kept, share * (self.pull_p[view.rows, None] * factor), 0)
+        g.scatter_add_(1, view.pairs.columns, pull * slope)
+        return g, None if norm_slope is None else pull * norm_slope
+
+
+def _product(share: Tensor | float, slope: Tensor | float, pull: Tensor) -> Tensor:
+    """share * slope * pull, in place where there is a tile to write on."""
+    if isinstance(share, Tensor):
+        return share.mul_(slope).mul_(pull) if isinstance(slope, Tensor) else share.mul_(pull * slope)
+    assert isinstance(slope, Tensor)
+    return slope.mul_(pull)
 
 
 class HardestRows:

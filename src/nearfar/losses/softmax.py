@@ -11,6 +11,7 @@ from nearfar.losses.loss import Loss
 from nearfar.losses.maps import ArcMargin, CombinedMargin, Linear, MultiplicativeMargin
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec
+from nearfar.losses.vectors import unit
 
 
 def _softmax(scale: float = 1.0, margin: float = 0.0, normalize: tuple[bool, bool] = (True, True)) -> LossSpec:
@@ -94,11 +95,7 @@ class L2SoftmaxLoss(Loss):
             self.register_buffer("scale", torch.tensor(float(scale)))
 
     def prepare(self, embeddings: Tensor) -> Tensor:
-        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-        norm = torch.linalg.vector_norm(embeddings.detach(), dim=1, keepdim=True)
-        # A zero vector has no direction: it stays zero, and so does its gradient.
-        safe = torch.where(norm > 0, embeddings, 1.0)
-        return torch.where(norm > 0, safe / torch.linalg.vector_norm(safe, dim=1, keepdim=True), 0.0) * self.scale
+        return unit(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))) * self.scale
 
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, False))
@@ -329,9 +326,7 @@ class SphereFaceLoss(Loss):
 
     def spec(self) -> LossSpec:
         lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(
-            positive=MultiplicativeMargin(self.scale, self.margin, lam), negative=Linear(self.scale), normalize=(False, True)
-        )
+        return LossSpec(positive=MultiplicativeMargin(self.scale, self.margin, lam), negative=Linear(self.scale), normalize=(False, True))
 
     def after_step(self) -> None:
         self.iteration += 1
@@ -383,9 +378,7 @@ class LargeMarginSoftmaxLoss(Loss):
 
     def spec(self) -> LossSpec:
         lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(
-            positive=MultiplicativeMargin(self.scale, self.margin, lam), negative=Linear(self.scale), normalize=(False, False)
-        )
+        return LossSpec(positive=MultiplicativeMargin(self.scale, self.margin, lam), negative=Linear(self.scale), normalize=(False, False))
 
     def after_step(self) -> None:
         self.iteration += 1

@@ -9,11 +9,25 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from nearfar.losses.weights import restored
+
 WHOLE = 2**22  # up to this many elements the prepared copy is made once
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:
     return (slice(i, min(i + size, n)) for i in range(0, n, size))
+
+
+def norms(vectors: Tensor) -> Tensor:
+    """Norms (n,), differentiable: the slope of a zero vector's is zero."""
+    return torch.where((vectors != 0).any(1), torch.linalg.vector_norm(vectors, dim=1), 0)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """The vectors divided by their norms, differentiable. A zero vector has no direction: it stays zero, and so does its gradient."""
+    some = (vectors != 0).any(1, keepdim=True)
+    safe = torch.where(some, vectors, 1)
+    return torch.where(some, safe / torch.linalg.vector_norm(safe, dim=1, keepdim=True), 0)
 
 
 class Vectors:
@@ -75,6 +89,4 @@ class Vectors:
             elif by_norm is not None:
                 assert self._inverse is not None
                 grad.addcmul_(self.block(part), (by_norm[part] * self._inverse[part])[:, None])
-        if self.order is not None:
-            by_prepared = torch.empty_like(by_prepared).index_copy_(0, self.order, by_prepared)
-        return by_prepared.to(self.raw.dtype)
+        return restored(by_prepared, self.order).to(self.raw.dtype)

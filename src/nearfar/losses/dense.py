@@ -1,0 +1,80 @@
+"""The specs executed the plain way: the whole matrix of similarities, and autograd. The reference of the engine, and its contract.
+
+`evaluate` equals `nearfar.losses.engine.evaluate` in arguments, value and gradient; it needs memory for several rows × columns matrices.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.engine import Plan
+from nearfar.losses.maps import Map
+from nearfar.losses.rows import softplus
+from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.vectors import norms, unit
+from nearfar.losses.weights import RowWeights, ordered, restored
+
+
+def evaluate(plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor) -> Tensor:
+    """As the engine's, by autograd."""
+    spec, pairs = plan.spec, plan.pairs
+    dtype = torch.promote_types(rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32)
+    x = ordered(rows, pairs.row_order).to(dtype)
+    y = x if columns is None else ordered(columns, pairs.column_order).to(dtype)
+    with torch.autocast(rows.device.type, enabled=False):
+        s = (unit(x) if spec.normalize[0] else x) @ (unit(y) if spec.normalize[1] else y).t()
+        if bias is not None:
+            s = s + ordered(bias, pairs.column_order)
+        weights = RowWeights(plan, dtype)
+        masks = pairs.masks(slice(0, len(x)))
+        if isinstance(spec, StripSpec):
+            losses = spec.function(s, *masks, *parameters)
+        else:
+            pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
+            log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()
+            losses = _losses(spec, s, *masks, pair_norm, log_weight, weights)
+        losses = torch.where(weights.counted, losses, 0)
+        return restored(losses * weights.weight, pairs.row_order) if plan.reduction == "none" else losses @ weights.pull
+
+
+def _losses(
+    spec: LossSpec, s: Tensor, positive: Tensor, negative: Tensor, norm: Tensor | None, log_weight: Tensor | None, weights: RowWeights
+) -> Tensor:
+    if spec.mining is not None:
+        lowest, highest = s.masked_fill(~positive, math.inf).amin(1), s.masked_fill(~negative, -math.inf).amax(1)
+        negative = negative & (s > lowest[:, None] - spec.mining)
+        positive = positive & (s < highest[:, None] + spec.mining)
+    u, v = _apply(spec.positive, s, norm), _apply(spec.negative, s, None)
+    if log_weight is not None:
+        u, v = u + log_weight, v + log_weight
+    denominator = positive | negative if spec.others else negative
+    n = _gather(spec.gather[1], v, denominator)
+    if spec.combine == "each":
+        each = torch.where(positive, softplus(torch.where(positive, u, 0) + n[:, None]), 0)
+        return each.sum(1) / positive.sum(1).clamp_min(1)
+    p = _gather(spec.gather[0], u, positive)
+    act = {"softplus": softplus, "relu": torch.relu, "identity": lambda x: x}[spec.act]
+    if spec.combine == "joint":
+        return act(p + n)
+    sides = weights.sides
+    if spec.average == "active":
+        active = [(((t != 0) & mask).sum(1) * weights.weight).sum() for t, mask in ((u, positive), (v, negative))]
+        sides = tuple(torch.where(a > 0, weights.weight.sum() / a, 0) for a in active)
+    return act(p) * sides[0] * spec.side_scale[0] + act(n) * sides[1] * spec.side_scale[1]
+
+
+def _apply(function: Map, s: Tensor, norm: Tensor | None) -> Tensor:
+    """The map with the slopes that it states, which need not be its derivatives."""
+    value, slope, norm_slope = function.slopes(s.detach(), None if norm is None else norm.detach())
+    value = value + slope * (s - s.detach())
+    return value if norm is None or norm_slope is None else value + norm_slope * (norm - norm.detach())
+
+
+def _gather(how: str, v: Tensor, mask: Tensor) -> Tensor:
+    if how in ("sum", "mean"):
+        total = torch.where(mask, v, 0).sum(1)
+        return total / mask.sum(1).clamp_min(1) if how == "mean" else total
+    some = mask.any(1)
+    v = torch.where(mask, v, -math.inf).where(some[:, None], 0)  # an empty row would give NaN slopes
+    return torch.where(some, torch.logsumexp(v, 1) if how == "lse" else v.max(1).values, -math.inf)

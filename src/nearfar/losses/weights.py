@@ -1,0 +1,54 @@
+"""Which rows count, and how much each adds to the result."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from nearfar.losses.engine import Plan
+
+
+def ordered(values: Tensor, order: Tensor | None) -> Tensor:
+    """From the caller's order to the engine's."""
+    return values if order is None else values[order]
+
+
+def restored(values: Tensor, order: Tensor | None) -> Tensor:
+    """From the engine's order to the caller's."""
+    return values if order is None else torch.empty_like(values).index_copy_(0, order, values)
+
+
+class RowWeights:
+    """
+    Attributes, all in the engine's order:
+        counted: (N,) whether the row's loss counts; it is zero otherwise.
+        weight: (N,) the caller's weights.
+        pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
+        sides: factors of the positive and the negative term of a split loss, a tensor (N,) or a number each.
+    """
+
+    def __init__(self, plan: "Plan", dtype: torch.dtype, upstream: Tensor | None = None):
+        average, pairs = plan.spec.average, plan.pairs
+        has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
+        if average in ("both", "pairs"):
+            self.counted = has_positive & has_negative
+        elif average == "positive":
+            self.counted = has_positive
+        else:
+            self.counted = torch.ones_like(has_positive)
+        self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
+        self.sides: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)
+        if average == "sides":
+            present = has_positive.to(dtype)
+            self.sides = (present * (len(present) / present.sum().clamp_min(1)), 1.0)
+        if upstream is not None:
+            self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+        elif plan.reduction == "mean":
+            share = self.weight * self.counted
+            if average == "pairs":
+                share = share * pairs.positives
+            total = share.sum()
+            self.pull = torch.where(total > 0, share / total, 0)
+        else:
+            self.pull = self.weight

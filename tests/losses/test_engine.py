@@ -1,0 +1,198 @@
+"""The engine's promises: tiles, budgets and order change nothing; no product and no memory that nobody asked for."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nearfar import losses
+from nearfar.losses import engine
+from tests.losses.settings import CLASSES, DEFAULTS, SETTINGS, SIZE, Setting, parameters, unit
+
+settings = pytest.mark.parametrize("setting", SETTINGS, ids=str)
+
+
+@pytest.fixture
+def tile(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Cut everything into tiles of about so many similarities, and squares and strips accordingly."""
+
+    def cut(size: int) -> None:
+        monkeypatch.setattr("nearfar.losses.loss.Plan", functools.partial(engine.Plan, tile=size))
+
+    return cut
+
+
+def batch(n: int = 23, seed: int = 0) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(0, CLASSES, (n,), generator=torch.Generator().manual_seed(seed))
+    return unit(n, SIZE, seed=seed).requires_grad_(), labels
+
+
+def value_and_gradients(loss: losses.Loss, x: Tensor, *args: Tensor, **call: Tensor) -> list[Tensor]:
+    value = loss(x, *args, **call)
+    weight = unit(*value.shape, seed=5)
+    return [value.detach(), *torch.autograd.grad(value, parameters(loss, x), weight)]
+
+
+def assert_same(left: list[Tensor], right: list[Tensor], tolerance: float = 1e-11) -> None:
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@settings
+@pytest.mark.parametrize("size", [1, 9, 30])
+@pytest.mark.parametrize("budget", [0, 300, 10**9])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_tiles_and_budget_change_nothing(setting: Setting, size: int, budget: int, reduction: str, tile: Callable[[int], None]) -> None:
+    x, labels = batch()
+    loss = setting.make(reduction=reduction).eval()
+    whole = value_and_gradients(loss, x, labels)
+    tile(size)
+    loss.memory_budget = budget
+    assert_same(value_and_gradients(loss, x, labels), whole)
+
+
+@settings
+def test_tiles_with_masks_and_references(setting: Setting, tile: Callable[[int], None]) -> None:
+    x, labels = batch()
+    loss = setting.make().eval()
+    columns = x.detach() if loss.weight is None else loss.weight.detach()
+    kind = torch.randint(0, 3, (len(x), len(columns)), generator=torch.Generator().manual_seed(2))
+    calls: list[dict[str, Tensor]] = [
+        {"positives": kind == 0, "negatives": kind == 1},
+        {"labels": torch.nn.functional.one_hot(labels, CLASSES).bool() | (unit(len(x), CLASSES) > 1)},
+    ]
+    if not setting.class_level:
+        calls.append({"labels": labels, "ref_emb": unit(14, SIZE, seed=4), "ref_labels": torch.arange(14) % 7})
+    whole = [value_and_gradients(loss, x, **call) for call in calls]
+    tile(9)
+    loss.memory_budget = 300
+    for call, expected in zip(calls, whole, strict=True):
+        assert_same(value_and_gradients(loss, x, **call), expected)
+
+
+@settings
+def test_equals_the_dense_form(setting: Setting) -> None:
+    x, labels = batch()
+    for reduction in ("mean", "sum", "none"):
+        loss = setting.make(reduction=reduction).eval()
+        ours = value_and_gradients(loss, x, labels)
+        loss.dense = True
+        assert_same(value_and_gradients(loss, x, labels), ours, 1e-9)
+
+
+@settings
+def test_permutation(setting: Setting) -> None:
+    x, labels = batch()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    loss = setting.make().eval()
+    value, by_x, *rest = value_and_gradients(loss, x, labels)
+    permuted = x.detach()[order].requires_grad_()
+    assert_same(value_and_gradients(loss, permuted, labels[order]), [value, by_x[order], *rest])
+
+
+@settings
+def test_no_gradient_nobody_asked_for(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product without gradients; none for embeddings or weights that do not take any."""
+    products: list[int] = []
+    counted = {name: getattr(torch.Tensor, name) for name in ("addmm_", "index_add_")}
+    for name, original in counted.items():
+        monkeypatch.setattr(torch.Tensor, name, lambda *a, original=original, **k: (products.append(1), original(*a, **k))[1])
+    x, labels = batch()
+    loss = setting.make().eval()
+    with torch.no_grad():
+        loss(x, labels)
+    loss.requires_grad_(False)
+    loss(x.detach(), labels)
+    assert not products
+    loss(x, labels)
+    assert products
+    by_samples = len(products)
+    if setting.class_level:
+        products.clear()
+        loss.requires_grad_()
+        loss(x, labels)
+        assert len(products) > by_samples
+
+
+def test_symmetric_tiles_are_computed_once(monkeypatch: pytest.MonkeyPatch, tile: Callable[[int], None]) -> None:
+    """Samples × the same samples: products 1 over the upper triangle only, products 2 and 3 as one."""
+    sizes: dict[str, int] = {"mm": 0, "addmm_": 0}
+    mm, addmm = torch.mm, torch.Tensor.addmm_
+
+    def count_mm(a: Tensor, b: Tensor, **k: Any) -> Tensor:
+        sizes["mm"] += a.shape[0] * b.shape[1]
+        return mm(a, b, **k)
+
+    def count_addmm(self: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        sizes["addmm_"] += a.shape[0] * a.shape[1]
+        return addmm(self, a, b)
+
+    monkeypatch.setattr(torch, "mm", count_mm)
+    monkeypatch.setattr(torch.Tensor, "addmm_", count_addmm)
+    tile(16)
+    x, labels = unit(32, SIZE).requires_grad_(), torch.arange(32) // 4
+    losses.CircleLoss()(x, labels).backward()
+    assert sizes == {"mm": 32 * 36 // 2, "addmm_": 32 * 32}  # 36 of 64 tiles; one whole product
+
+
+@pytest.mark.parametrize("setting", DEFAULTS, ids=str)
+def test_memory_stays_within_the_budget(setting: Setting) -> None:
+    """What is allocated at any time, measured by the allocator, is far below the whole matrix, and follows the budget."""
+    n, classes, budget = (64, 60_000, 2_000_000) if setting.class_level else (3000, 0, 4_000_000)
+    x = torch.randn(n, 8, requires_grad=True)
+    labels = torch.arange(n) // 4
+    loss = setting.make(num_classes=classes, embedding_size=8, memory_budget=budget).float()
+    peak = peak_bytes(lambda: loss(x, labels).backward())
+    weights = 0 if loss.weight is None else 3 * loss.weight.nbytes  # its gradient, and what normalising a block of it takes
+    assert peak < budget + weights + 50e6
+    assert n * (classes or n) * 4 > budget * 3  # so that the test is not vacuous
+
+
+def peak_bytes(function: Callable[[], object]) -> int:
+    """The most bytes that torch's allocator held at once during a call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def worst_pairs(s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    furthest = s.masked_fill(~positive, 2).amin(1)
+    nearest = s.masked_fill(~negative, -2).amax(1)
+    return torch.relu(nearest - furthest + 0.3)
+
+
+@pytest.mark.parametrize("budget", [1, 3000, 10**8])
+def test_strip_function(budget: int) -> None:
+    """A user's own row-local loss: strips of any height equal the whole, and the closed form of the same loss."""
+    x, labels = batch(40)
+    triplet = losses.TripletMarginLoss(margin=0.3, distance="cosine")
+    own = losses.StripLoss(worst_pairs, memory_budget=budget)
+    assert_same(value_and_gradients(own, x, labels), value_and_gradients(triplet, x, labels))
+    own.reduction = triplet.reduction = "none"
+    assert_same(value_and_gradients(own, x, labels), value_and_gradients(triplet, x, labels))
+    own.dense = True
+    assert_same(value_and_gradients(own, x, labels), value_and_gradients(triplet, x, labels))
+
+
+def test_strip_function_with_classes_and_references() -> None:
+    x, labels = batch(17)
+
+    def cross_entropy(s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        return torch.logsumexp(s * 30, 1) - (s * 30 * positive).sum(1)
+
+    own = losses.StripLoss(cross_entropy, num_classes=CLASSES, embedding_size=SIZE, memory_budget=1).double()
+    normface = losses.NormFaceLoss(CLASSES, SIZE, scale=30).double()
+    normface.load_state_dict(own.state_dict())
+    assert_same(value_and_gradients(own, x, labels), value_and_gradients(normface, x, labels))
+    ref = {"ref_emb": unit(9, SIZE, seed=3), "ref_labels": torch.arange(9) % CLASSES}
+    pair = losses.StripLoss(worst_pairs)
+    triplet = losses.TripletMarginLoss(margin=0.3, distance="cosine")
+    assert_same(value_and_gradients(pair, x, labels, **ref), value_and_gradients(triplet, x, labels, **ref))
