@@ -39,7 +39,11 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "SoftmaxLoss": [{"bias": False}],
     "SphereFaceLoss": [{"margin": 1.0}, {"margin": 3.5, "scale": 2.0, "base": 0.0, "lambda_min": 0.0}],
     "SupConLoss": [{"temperature": 0.01}],
-    "TripletMarginLoss": [{"distance": "squared_l2"}, {"distance": "cosine", "smooth_loss": True}, {"margin": 0.0, "smooth_loss": True}],
+    "TripletMarginLoss": [
+        {"distance": "squared_l2"},
+        {"distance": "cosine", "smooth_loss": True},
+        {"margin": 0.0, "smooth_loss": True},
+    ],
     "UnifiedLoss": [{"gamma": 1024.0}, {"num_classes": CLASSES, "embedding_size": SIZE}],
 }
 
@@ -60,7 +64,9 @@ class Setting:
     def class_level(self) -> bool:
         return self.info.level in ("class", "proxy") or "num_classes" in self.arguments
 
-    def make(self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any) -> losses.Loss:
+    def make(
+        self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any
+    ) -> losses.Loss:
         arguments = dict(self.arguments)
         if self.class_level:
             arguments |= {"num_classes": num_classes, "embedding_size": embedding_size}
@@ -72,7 +78,9 @@ class Setting:
 
     def reference(self, loss: losses.Loss) -> Callable[[Case], tuple[Tensor, Tensor]]:
         """The naive reference with the same arguments."""
-        arguments = {k: v for k, v in self.arguments.items() if k not in ("num_classes", "embedding_size", "bias", "learnable")}
+        arguments = {
+            k: v for k, v in self.arguments.items() if k not in ("num_classes", "embedding_size", "bias", "learnable")
+        }
         if self.name == "L2SoftmaxLoss":
             arguments["scale"] = loss.scale
         return lambda case: REFERENCES[self.name](case, **arguments)
@@ -84,12 +92,16 @@ class Setting:
             assert loss.weight is not None
             positive = labels[:, None] == torch.arange(len(loss.weight))
             return Case(x, loss.weight, positive, ~positive, sample_weight, loss.bias)
-        positive = torch.tensor([[bool(labels[i] == labels[j]) and i != j for j in range(n)] for i in range(n)]).reshape(n, n)
+        positive = torch.tensor(
+            [[bool(labels[i] == labels[j]) and i != j for j in range(n)] for i in range(n)]
+        ).reshape(n, n)
         negative = torch.tensor([[bool(labels[i] != labels[j]) for j in range(n)] for i in range(n)]).reshape(n, n)
         return Case(x, x, positive, negative, sample_weight)
 
 
-SETTINGS = [Setting(info.name, arguments) for info in losses.list_losses() for arguments in [{}, *ARGUMENTS.get(info.name, [])]]
+SETTINGS = [
+    Setting(info.name, arguments) for info in losses.list_losses() for arguments in [{}, *ARGUMENTS.get(info.name, [])]
+]
 DEFAULTS = [setting for setting in SETTINGS if not setting.arguments or "num_classes" in setting.arguments]
 
 

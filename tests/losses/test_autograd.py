@@ -89,7 +89,9 @@ def test_compiled_model(name: str) -> None:
         return loss(torch.relu(net(images)) * 2, labels) * 3
 
     plain = torch.autograd.grad(step(images, labels), [net.weight, *loss.parameters()])
-    compiled = torch.autograd.grad(torch.compile(step, backend="aot_eager")(images, labels), [net.weight, *loss.parameters()])
+    compiled = torch.autograd.grad(
+        torch.compile(step, backend="aot_eager")(images, labels), [net.weight, *loss.parameters()]
+    )
     for g, h in zip(compiled, plain, strict=True):
         torch.testing.assert_close(g, h)
 

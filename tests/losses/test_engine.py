@@ -45,7 +45,9 @@ def assert_same(left: list[Tensor], right: list[Tensor], tolerance: float = 1e-1
 @pytest.mark.parametrize("size", [1, 9, 30])
 @pytest.mark.parametrize("budget", [0, 300, 10**9])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_tiles_and_budget_change_nothing(setting: Setting, size: int, budget: int, reduction: str, tile: Callable[[int], None]) -> None:
+def test_tiles_and_budget_change_nothing(
+    setting: Setting, size: int, budget: int, reduction: str, tile: Callable[[int], None]
+) -> None:
     x, labels = batch()
     loss = setting.make(reduction=reduction).eval()
     whole = value_and_gradients(loss, x, labels)
@@ -99,7 +101,9 @@ def test_no_gradient_nobody_asked_for(setting: Setting, monkeypatch: pytest.Monk
     products: list[int] = []
     counted = {name: getattr(torch.Tensor, name) for name in ("addmm_", "index_add_")}
     for name, original in counted.items():
-        monkeypatch.setattr(torch.Tensor, name, lambda *a, original=original, **k: (products.append(1), original(*a, **k))[1])
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda *a, original=original, **k: (products.append(1), original(*a, **k))[1]
+        )
     x, labels = batch()
     loss = setting.make().eval()
     with torch.no_grad():
@@ -146,7 +150,9 @@ def test_memory_stays_within_the_budget(setting: Setting) -> None:
     labels = torch.arange(n) // 4
     loss = setting.make(num_classes=classes, embedding_size=8, memory_budget=budget).float()
     peak = peak_bytes(lambda: loss(x, labels).backward())
-    weights = 0 if loss.weight is None else 3 * loss.weight.nbytes  # its gradient, and what normalising a block of it takes
+    weights = (
+        0 if loss.weight is None else 3 * loss.weight.nbytes
+    )  # its gradient, and what normalising a block of it takes
     assert peak < budget + weights + 50e6
     assert n * (classes or n) * 4 > budget * 3  # so that the test is not vacuous
 

@@ -169,7 +169,9 @@ def test_nothing_to_learn_from(setting: Setting, kind: str) -> None:
 
 
 def test_the_warning_says_what_to_do() -> None:
-    with pytest.warns(UserWarning, match=r"CircleLoss.*8 rows.*no two samples share a label.*several samples of each class"):
+    with pytest.warns(
+        UserWarning, match=r"CircleLoss.*8 rows.*no two samples share a label.*several samples of each class"
+    ):
         losses.CircleLoss()(X, torch.arange(8))
     with pytest.warns(UserWarning, match="all samples share one label: draw several classes"):
         losses.CircleLoss()(X, torch.zeros(8, dtype=torch.long))
@@ -191,7 +193,9 @@ def test_list_losses() -> None:
         assert getattr(losses, info.name) is info.loss
         assert info.name in losses.__all__
         assert info.paper and info.formula and info.summary.endswith(".")
-        assert "Args:" in (info.loss.__doc__ or "") and ("References:" in info.loss.__doc__ or info.name == "SoftmaxLoss")
+        assert "Args:" in (info.loss.__doc__ or "") and (
+            "References:" in info.loss.__doc__ or info.name == "SoftmaxLoss"
+        )
         documented = info.loss.__doc__
         for argument in info.arguments:
             assert argument in documented, f"{info.name} does not document {argument}"

@@ -1,7 +1,8 @@
 """The mathematics of the losses, demonstrated in float64 through the public API.
 
-Every formula is written out here anew, as its paper has it; docs/math.md derives them and names these tests. Where a claim could be
-confused with a near miss (a sign, a missing factor, a gradient that is not stopped), the near miss is shown to fail.
+Every formula is written out here anew, as its paper has it; docs/math.md derives them and names these tests. Where a
+claim could be confused with a near miss (a sign, a missing factor, a gradient that is not stopped), the near miss is
+shown to fail.
 """
 
 import math
@@ -59,7 +60,9 @@ def with_gradients(function: Callable[..., Tensor], *at: Tensor) -> list[Tensor]
     return [value.detach(), *torch.autograd.grad(value, at)]
 
 
-def agree(at: tuple[Tensor, ...], expected: Callable[..., Tensor], *others: Callable[..., Tensor], tolerance: float = 1e-10) -> None:
+def agree(
+    at: tuple[Tensor, ...], expected: Callable[..., Tensor], *others: Callable[..., Tensor], tolerance: float = 1e-10
+) -> None:
     """The functions have one value and one set of gradients."""
     wanted = with_gradients(expected, *at)
     for other in others:
@@ -107,7 +110,8 @@ def target_logit(loss: losses.Loss, theta: Tensor) -> Tensor:
     return -evaluate(loss, x, classes, torch.zeros(len(theta), dtype=torch.long)).expm1().log()
 
 
-# ---- The formula -------------------------------------------------------------------------------------------------------------------------
+# ---- The formula
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("m", "gamma"), [(0.25, 1.0), (-0.1, 16.0), (0.25, 64.0)])
@@ -127,7 +131,8 @@ def test_two_lse_do_not_overflow() -> None:
     close(of_similarities(losses.UnifiedLoss(0.25, 1024.0), positives=1)(s), 1024 * 2.05)
 
 
-# ---- From Unified to Softmax -------------------------------------------------------------------------------------------------------------
+# ---- From Unified to Softmax
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gamma", [1.0, 16.0, 256.0])
@@ -172,7 +177,8 @@ def test_normface_of_scale_one_is_softmax_of_unit_vectors() -> None:
     assert differs(softmax(X, W), softmax(unit(X), unit(W)))
 
 
-# ---- From Unified to the triplet ---------------------------------------------------------------------------------------------------------
+# ---- From Unified to the triplet
+# ---------------------------------------------------------------------------------------------------------
 
 
 def hardest_triplets(x: Tensor, m: float) -> Tensor:
@@ -214,7 +220,8 @@ def test_gradient_of_unified_over_gamma_tends_to_that_of_the_hardest_triplet(m: 
     assert error(1e4) < 1e-9
 
 
-# ---- Circle ------------------------------------------------------------------------------------------------------------------------------
+# ---- Circle
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def circle(s: Tensor, positives: int, m: float, gamma: float, pace: Callable[[Tensor], Tensor]) -> Tensor:
@@ -234,7 +241,8 @@ def test_circle_with_unit_weights_is_unified_with_margin_1_minus_2m(m: float, ga
     agree((SIMILARITIES,), unweighted, of_similarities(losses.UnifiedLoss(1 - 2 * m, gamma), 3))
     assert differs(of_similarities(losses.UnifiedLoss(2 * m - 1, gamma), 3)(SIMILARITIES), unweighted(SIMILARITIES))
 
-    # CircleLoss itself gets there as its optima recede: with O_p = B, O_n = −B and γ/B, the weights γα/B = γ(1 ∓ s/B) tend to γ.
+    # CircleLoss itself gets there as its optima recede: with O_p = B, O_n = −B and γ/B, the weights γα/B = γ(1 ∓ s/B)
+    # tend to γ.
     B = 1e9
     receded = losses.CircleLoss(m, gamma / B, O_p=B, O_n=-B)
     agree((SIMILARITIES,), unweighted, of_similarities(receded, 3), tolerance=1e-6)
@@ -286,7 +294,9 @@ def test_class_level_circle_is_cross_entropy() -> None:
     def formula(x: Tensor, w: Tensor) -> Tensor:
         s = cosines(x, w)
         weight_p, weight_n = ((1 + m - s).clamp_min(0).detach(), (s + m).clamp_min(0).detach())
-        return cross_entropy(gamma * torch.where(one_hot(LABELS).bool(), weight_p * (s - 1 + m), weight_n * (s - m)), LABELS)
+        return cross_entropy(
+            gamma * torch.where(one_hot(LABELS).bool(), weight_p * (s - 1 + m), weight_n * (s - m)), LABELS
+        )
 
     agree((X, W), formula, class_level(losses.CircleLoss, m=m, gamma=gamma))
 
@@ -339,7 +349,8 @@ def test_circle_boundary_of_the_simple_form(m: float) -> None:
     close(by_n, 32 * 2 * m / 2)
 
 
-# ---- Proxies -----------------------------------------------------------------------------------------------------------------------------
+# ---- Proxies
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("margin", "alpha"), [(0.1, 4.0), (0.1, 32.0), (0.3, 16.0)])
@@ -412,7 +423,8 @@ def test_proxy_nca_forms_differ_by_a_softplus() -> None:
     agree((X, W), class_level(losses.ProxyNCALoss, softmax_scale=9.0), class_level(losses.NormFaceLoss, scale=18.0))
 
 
-# ---- ψ: SphereFace and L-Softmax ---------------------------------------------------------------------------------------------------------
+# ---- ψ: SphereFace and L-Softmax
+# ---------------------------------------------------------------------------------------------------------
 
 PSI_LOSSES = [losses.SphereFaceLoss, losses.LargeMarginSoftmaxLoss]
 
@@ -454,11 +466,15 @@ def test_modified_softmax_is_sphereface_of_margin_one(iteration: int) -> None:
         loss.iteration.fill_(iteration)
         return evaluate(loss, x, w, LABELS)
 
-    agree((X, W), lambda x, w: cross_entropy(x @ unit(w).T, LABELS), class_level(losses.ModifiedSoftmaxLoss), sphereface)
+    agree(
+        (X, W), lambda x, w: cross_entropy(x @ unit(w).T, LABELS), class_level(losses.ModifiedSoftmaxLoss), sphereface
+    )
     assert differs(sphereface(X, W, margin=1.5), sphereface(X, W), 1e-6)
 
 
-@pytest.mark.parametrize(("kind", "norm"), [(losses.SphereFaceLoss, unit), (losses.LargeMarginSoftmaxLoss, lambda w: w)])
+@pytest.mark.parametrize(
+    ("kind", "norm"), [(losses.SphereFaceLoss, unit), (losses.LargeMarginSoftmaxLoss, lambda w: w)]
+)
 def test_large_margin_softmax_is_its_formula(kind: type[losses.Loss], norm: Callable[[Tensor], Tensor]) -> None:
     """−log e^z / (e^z + Σ_{j≠y} e^{w_j·x}), z = ‖w_y‖‖x‖ψ(θ_y), SphereFace with ‖w‖ = 1; gradients through norms and angles alike."""
 
@@ -504,7 +520,8 @@ def test_only_training_steps_advance_the_annealing() -> None:
     assert loss.state_dict()["iteration"] == 3
 
 
-# ---- ArcFace -----------------------------------------------------------------------------------------------------------------------------
+# ---- ArcFace
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def arcface(margin: float, theta: Tensor, **arguments: bool) -> Tensor:
@@ -525,7 +542,9 @@ def test_arcface_target_keeps_falling_past_pi(margin: float) -> None:
 @pytest.mark.parametrize("margin", [0.1, 0.5, 1.0, 3.0])
 def test_combined_margin_is_the_continuous_arcface(margin: float) -> None:
     """Continued as −cos(θ + m) − 2 past π the target falls without a step, and up to π it is ArcFace's."""
-    target = target_logit(losses.CombinedMarginLoss(2, 3, m1=1.0, m2=margin, m3=0.0, scale=1.0, reduction="none"), THETA)
+    target = target_logit(
+        losses.CombinedMarginLoss(2, 3, m1=1.0, m2=margin, m3=0.0, scale=1.0, reduction="none"), THETA
+    )
     passed = THETA + margin > math.pi
     close(target[~passed], arcface(margin, THETA)[~passed])
     close(target[passed], -torch.cos(THETA[passed] + margin) - 2)
@@ -568,7 +587,8 @@ def test_arcface_of_an_exact_match_has_finite_gradients(sign: int, dtype: torch.
     assert torch.autograd.grad(naive, x)[0].isnan().any()
 
 
-# ---- Pairs: NT-Xent, SupCon, N-pair, Multi-Similarity ------------------------------------------------------------------------------------
+# ---- Pairs: NT-Xent, SupCon, N-pair, Multi-Similarity
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
@@ -582,7 +602,9 @@ def test_ntxent_of_one_positive_is_cross_entropy(temperature: float) -> None:
 
     ntxent, supcon = losses.NTXentLoss(temperature), losses.SupConLoss(temperature)
     agree((PAIR_X,), simclr, lambda x: ntxent(x, views), lambda x: supcon(x, views))
-    assert differs(ntxent(PAIR_X, PAIR_LABELS), supcon(PAIR_X, PAIR_LABELS))  # several positives: SupCon's denominators hold them all
+    assert differs(
+        ntxent(PAIR_X, PAIR_LABELS), supcon(PAIR_X, PAIR_LABELS)
+    )  # several positives: SupCon's denominators hold them all
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5])
@@ -592,7 +614,9 @@ def test_ntxent_of_several_positives(temperature: float) -> None:
 
     def formula(x: Tensor) -> Tensor:
         e = torch.exp(cosines(x, x) / temperature)
-        return torch.stack([-torch.log(e[i, p] / (e[i, p] + e[i, negative[i]].sum())) for i, p in positive.nonzero()]).mean()
+        return torch.stack(
+            [-torch.log(e[i, p] / (e[i, p] + e[i, negative[i]].sum())) for i, p in positive.nonzero()]
+        ).mean()
 
     agree((PAIR_X,), formula, lambda x: losses.NTXentLoss(temperature)(x, PAIR_LABELS))
 
@@ -628,7 +652,9 @@ def test_npair_in_the_papers_form(l2_weight: float) -> None:
     agree((X, random(N, D, seed=4)), formula, lambda f, f_plus: loss(f, classes, ref_emb=f_plus, ref_labels=classes))
 
 
-def multi_similarity(s: Tensor, positive: Tensor, negative: Tensor, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> Tensor:
+def multi_similarity(
+    s: Tensor, positive: Tensor, negative: Tensor, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5
+) -> Tensor:
     """1/α log(1 + Σ_p e^{−α(s−λ)}) + 1/β log(1 + Σ_n e^{β(s−λ)}), of the last dimension."""
     pull = torch.log(1 + torch.where(positive, torch.exp(-alpha * (s - base)), 0).sum(-1)) / alpha
     return pull + torch.log(1 + torch.where(negative, torch.exp(beta * (s - base)), 0).sum(-1)) / beta
@@ -673,7 +699,8 @@ def test_multi_similarity_mining_is_its_definition(seed: int) -> None:
     assert torch.equal(with_gradients(mined, s)[1] != 0, kept)
 
 
-# ---- Distances and norms -----------------------------------------------------------------------------------------------------------------
+# ---- Distances and norms
+# -----------------------------------------------------------------------------------------------------------------
 
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l2": lambda a, b: (a - b).norm(),
@@ -697,7 +724,11 @@ def test_batch_hard_triplet_of_distances(distance: str, smooth_loss: bool) -> No
             rows.append(torch.log(1 + argument.exp()) if smooth_loss else argument.clamp_min(0))
         return torch.stack(rows).mean()
 
-    agree((PAIR_X,), formula, lambda x: losses.TripletMarginLoss(0.2, distance=distance, smooth_loss=smooth_loss)(x, PAIR_LABELS))
+    agree(
+        (PAIR_X,),
+        formula,
+        lambda x: losses.TripletMarginLoss(0.2, distance=distance, smooth_loss=smooth_loss)(x, PAIR_LABELS),
+    )
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -713,7 +744,9 @@ def test_contrastive_averages_over_active_pairs(distance: str, power: int) -> No
         assert any(t == 0 for t in pull + push)
         return sum(sum(t**power for t in side) / sum(t > 0 for t in side) for side in (pull, push))
 
-    agree((PAIR_X,), formula, lambda x: losses.ContrastiveLoss(0.3, 1.2, power=power, distance=distance)(x, PAIR_LABELS))
+    agree(
+        (PAIR_X,), formula, lambda x: losses.ContrastiveLoss(0.3, 1.2, power=power, distance=distance)(x, PAIR_LABELS)
+    )
 
 
 def test_gradient_through_the_norm() -> None:
@@ -737,7 +770,8 @@ def test_zero_vector_has_similarity_zero_and_gradient_zero() -> None:
     assert (by_x[rest] != 0).all()
 
 
-# ---- Rows, weights, reductions -----------------------------------------------------------------------------------------------------------
+# ---- Rows, weights, reductions
+# -----------------------------------------------------------------------------------------------------------
 
 ROW_LABELS = torch.tensor([0, 0, 0, 1, 1, 2])  # the last sample has no positive
 
@@ -751,11 +785,15 @@ ROW_LABELS = torch.tensor([0, 0, 0, 1, 1, 2])  # the last sample has no positive
         (losses.MultiSimilarityLoss, {"epsilon": None}, [1, 1, 1, 1, 1, 1]),  # all rows
     ],
 )
-def test_mean_is_over_the_rows_that_count(loss: type[losses.Loss], arguments: dict[str, float], share: list[float]) -> None:
+def test_mean_is_over_the_rows_that_count(
+    loss: type[losses.Loss], arguments: dict[str, float], share: list[float]
+) -> None:
     """mean = Σ_r w_r k_r l_r / Σ_r w_r k_r, sum = Σ_r w_r l_r, none = (w_r l_r): w the sample weights, k the share of a row."""
     rows = loss(**arguments, reduction="none")(X, ROW_LABELS)
     for w in (torch.ones(N, dtype=torch.float64), tensor(1, 0, 2, 0.5, 3, 4)):
-        by_reduction = {r: loss(**arguments, reduction=r)(X, ROW_LABELS, sample_weight=w) for r in ("mean", "sum", "none")}
+        by_reduction = {
+            r: loss(**arguments, reduction=r)(X, ROW_LABELS, sample_weight=w) for r in ("mean", "sum", "none")
+        }
         close(by_reduction["mean"], (w * tensor(*share) * rows).sum() / (w * tensor(*share)).sum())
         close(by_reduction["none"], w * rows)
         close(by_reduction["sum"], (w * rows).sum())

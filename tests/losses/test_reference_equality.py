@@ -13,7 +13,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*the loss and its gradient are 
 settings = pytest.mark.parametrize("setting", SETTINGS, ids=str)
 
 # Angles and Euclidean distances have no slope, or an arbitrary one, at s = ±1: there rounding decides.
-SINGULAR = ("ArcFaceLoss", "CombinedMarginLoss", "ContrastiveLoss", "LargeMarginSoftmaxLoss", "SphereFaceLoss", "TripletMarginLoss")
+SINGULAR = (
+    "ArcFaceLoss",
+    "CombinedMarginLoss",
+    "ContrastiveLoss",
+    "LargeMarginSoftmaxLoss",
+    "SphereFaceLoss",
+    "TripletMarginLoss",
+)
 
 
 def assert_equal(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
@@ -24,7 +31,13 @@ def assert_equal(actual: Tensor, expected: Tensor, what: str, tolerance: float =
 
 
 def compare(
-    setting: Setting, loss: losses.Loss, x: Tensor, case: Case, tolerance: float = 1e-9, gradients: bool = True, **call: Tensor
+    setting: Setting,
+    loss: losses.Loss,
+    x: Tensor,
+    case: Case,
+    tolerance: float = 1e-9,
+    gradients: bool = True,
+    **call: Tensor,
 ) -> None:
     """Value and gradients, for every reduction."""
     mean, rows = setting.reference(loss)(case)
@@ -37,7 +50,9 @@ def compare(
         assert_equal(actual.detach(), value.detach(), f"{reduction} value", tolerance)
         if gradients:
             ours = torch.autograd.grad(actual, inputs, weight, materialize_grads=True, allow_unused=True)
-            theirs = torch.autograd.grad(value, inputs, weight, materialize_grads=True, allow_unused=True, retain_graph=True)
+            theirs = torch.autograd.grad(
+                value, inputs, weight, materialize_grads=True, allow_unused=True, retain_graph=True
+            )
             for tensor, g, h in zip(inputs, ours, theirs, strict=True):
                 assert_equal(g, h, f"{reduction} gradient of {tuple(tensor.shape)}", tolerance)
 
@@ -54,9 +69,19 @@ def test_value_and_gradient(setting: Setting, kind: str) -> None:
     loss = setting.make().eval()
     singular = kind in ("identical", "opposite") and setting.name in SINGULAR
     undefined = kind == "zero" and setting.name in ("SphereFaceLoss", "LargeMarginSoftmaxLoss")
-    compare(setting, loss, x, setting.case(loss, x, labels), 1e-6 if singular else 1e-9, not (singular or undefined), labels=labels)
+    compare(
+        setting,
+        loss,
+        x,
+        setting.case(loss, x, labels),
+        1e-6 if singular else 1e-9,
+        not (singular or undefined),
+        labels=labels,
+    )
     # Where the gradient is arbitrary, it is at least a number.
-    gradients = torch.autograd.grad(loss(x, labels).sum(), parameters(loss, x), allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        loss(x, labels).sum(), parameters(loss, x), allow_unused=True, materialize_grads=True
+    )
     assert all(bool(g.isfinite().all()) for g in gradients)
 
 

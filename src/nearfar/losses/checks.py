@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 
 def check_positive(name: str, value: float) -> None:
+    """A finite number above zero."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be a positive number, not {value}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """One of a few."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
@@ -18,8 +20,8 @@ def check_angle(name: str, value: float) -> None:
     """An angle that is added to another, in radians."""
     if not 0 <= value <= math.pi:
         raise ValueError(
-            f"{name}={value} is not an angle between 0 and pi: angles are radians here; if these are degrees, {name}=math.radians({value})"
-            f" is {math.radians(value):.4g}"
+            f"{name}={value} is not an angle between 0 and pi: angles are radians here; "
+            f"if these are degrees, {name}=math.radians({value}) is {math.radians(value):.4g}"
         )
 
 

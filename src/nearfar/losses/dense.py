@@ -1,6 +1,8 @@
-"""The specs executed the plain way: the whole matrix of similarities, and autograd. The reference of the engine, and its contract.
+"""The specs executed the plain way: the whole matrix of similarities, and autograd. The reference of the engine, and
+its contract.
 
-`evaluate` equals `nearfar.losses.engine.evaluate` in arguments, value and gradient; it needs memory for several rows × columns matrices.
+`evaluate` equals `nearfar.losses.engine.evaluate` in arguments, value and gradient; it needs memory for several rows
+× columns matrices.
 """
 
 import math
@@ -10,16 +12,20 @@ from torch import Tensor
 
 from nearfar.losses.engine import Plan
 from nearfar.losses.maps import Map
-from nearfar.losses.rows import softplus
+from nearfar.losses.rows import active_side, softplus
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import norms, unit
 from nearfar.losses.weights import RowWeights, ordered, restored
 
 
-def evaluate(plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor) -> Tensor:
+def evaluate(
+    plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor
+) -> Tensor:
     """As the engine's, by autograd."""
     spec, pairs = plan.spec, plan.pairs
-    dtype = torch.promote_types(rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32)
+    dtype = torch.promote_types(
+        rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
+    )
     x = ordered(rows, pairs.row_order).to(dtype)
     y = x if columns is None else ordered(columns, pairs.column_order).to(dtype)
     with torch.autocast(rows.device.type, enabled=False):
@@ -39,7 +45,13 @@ def evaluate(plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | No
 
 
 def _losses(
-    spec: LossSpec, s: Tensor, positive: Tensor, negative: Tensor, norm: Tensor | None, log_weight: Tensor | None, weights: RowWeights
+    spec: LossSpec,
+    s: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    norm: Tensor | None,
+    log_weight: Tensor | None,
+    weights: RowWeights,
 ) -> Tensor:
     if spec.mining is not None:
         lowest, highest = s.masked_fill(~positive, math.inf).amin(1), s.masked_fill(~negative, -math.inf).amax(1)
@@ -54,14 +66,16 @@ def _losses(
         each = torch.where(positive, softplus(torch.where(positive, u, 0) + n[:, None]), 0)
         return each.sum(1) / positive.sum(1).clamp_min(1)
     p = _gather(spec.gather[0], u, positive)
-    act = {"softplus": softplus, "relu": torch.relu, "identity": lambda x: x}[spec.act]
     if spec.combine == "joint":
-        return act(p + n)
-    sides = weights.sides
+        return _act(spec.act, p + n)
+    a, b = weights.sides
     if spec.average == "active":
-        active = [(((t != 0) & mask).sum(1) * weights.weight).sum() for t, mask in ((u, positive), (v, negative))]
-        sides = tuple(torch.where(a > 0, weights.weight.sum() / a, 0) for a in active)
-    return act(p) * sides[0] * spec.side_scale[0] + act(n) * sides[1] * spec.side_scale[1]
+        a, b = (active_side(((t != 0) & mask).sum(1), weights.weight) for t, mask in ((u, positive), (v, negative)))
+    return _act(spec.act, p) * a * spec.side_scale[0] + _act(spec.act, n) * b * spec.side_scale[1]
+
+
+def _act(act: str, x: Tensor) -> Tensor:
+    return softplus(x) if act == "softplus" else torch.relu(x) if act == "relu" else x
 
 
 def _apply(function: Map, s: Tensor, norm: Tensor | None) -> Tensor:

@@ -6,7 +6,8 @@ It equals, for a loss of the formula,
     loss = combine(gather(f_p(s[positive])), gather(f_n(s[negative])))
     loss.backward()
 
-without keeping anything of size rows x columns beyond a budget. Rows come in *groups*, whose statistics are complete before their gradients begin:
+without keeping anything of size rows x columns beyond a budget. Rows come in *groups*, whose statistics are complete
+before their gradients begin:
 
     for each group of rows
         for each tile:  S = X Y^T             product 1; kept while the budget lasts, computed again beyond it
@@ -14,8 +15,9 @@ without keeping anything of size rows x columns beyond a budget. Rows come in *g
         for each tile:  G = dL/dS             closed form, from S and the finished statistics
                         dX += G Y,  dY += G^T X        products 2 and 3
 
-Samples x classes, samples x references and proxies x samples are cut into strips of rows, each a group. Samples x the same samples are one group of
-the upper triangle's tiles: a tile serves the rows of both its sides, and H = G + G^T turns products 2 and 3 into one.
+Samples x classes, samples x references and proxies x samples are cut into strips of rows, each a group. Samples x the
+same samples are one group of the upper triangle's tiles: a tile serves the rows of both its sides, and H = G + G^T
+turns products 2 and 3 into one.
 
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
@@ -34,11 +36,13 @@ from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import Vectors, blocks
 from nearfar.losses.weights import RowWeights, ordered, restored
 
-# A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a product to run at full speed.
+# A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
+# product to run at full speed.
 TILE = 2**20
 WIDEST = 4096  # columns of a tile
 SQUARE = 1024  # side of a tile of samples x samples
-# Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two cores, AVX2).
+# Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two
+# cores, AVX2).
 FEWEST_ROWS = 256
 
 Grads = tuple[Tensor | None, ...]
@@ -69,7 +73,9 @@ class Plan:
     tile: int = TILE
 
 
-def evaluate(plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor) -> Tensor:
+def evaluate(
+    plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor
+) -> Tensor:
     """The loss: a scalar, or (N,) for reduction "none"; differentiable once by every tensor given.
 
     Args:
@@ -79,11 +85,14 @@ def evaluate(plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | No
         parameters: what a strip function takes besides.
     """
     wanted = torch.is_grad_enabled()
-    return _Evaluate.apply(plan, wanted, rows, columns, bias, *parameters)
+    result: Tensor = _Evaluate.apply(plan, wanted, rows, columns, bias, *parameters)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Evaluate(torch.autograd.Function):
-    """Forward forms the gradients; backward only scales them. For reduction "none", whose upstream gradient is a weight per row, backward runs the tiles."""
+    """Forward forms the gradients; backward only scales them. For reduction "none", whose upstream gradient is a
+    weight per row, backward runs the tiles.
+    """
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, wanted: bool, *tensors: Tensor | None) -> Tensor:
@@ -99,7 +108,9 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("the losses are differentiable once: call backward or autograd.grad without create_graph=True")
+            raise RuntimeError(
+                "the losses are differentiable once: call backward or autograd.grad without create_graph=True"
+            )
         if ctx.plan.reduction == "none":
             grads = _run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream)[1]
         elif torch._C._autograd._get_current_graph_task_keep_graph():
@@ -134,10 +145,16 @@ class _Run:
         rows, columns, bias, *parameters = tensors
         assert rows is not None
         self.plan, self.spec, self.pairs, self.parameters, self.needs = plan, plan.spec, plan.pairs, parameters, needs
-        dtype = torch.promote_types(rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32)
+        dtype = torch.promote_types(
+            rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
+        )
         norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
         self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype)
-        self.y = self.x if columns is None else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype)
+        self.y = (
+            self.x
+            if columns is None
+            else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype)
+        )
         self.bias = bias if bias is None else ordered(bias, self.pairs.column_order).to(dtype)
         self.log_weight = plan.column_weight
         if self.log_weight is not None:
@@ -151,7 +168,10 @@ class _Run:
         self.grad_bias = self._zeros((self.m,)) if needs[2] else None
         self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
         self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
-        self.grad_parameters = [torch.zeros_like(p) if need else None for p, need in zip(parameters, needs[3:], strict=True)]
+        self.grad_parameters = [
+            torch.zeros_like(p) if p is not None and need else None
+            for p, need in zip(parameters, needs[3:], strict=True)
+        ]
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_zeros(shape)
@@ -159,7 +179,9 @@ class _Run:
     def run(self) -> tuple[Tensor, Grads]:
         losses = self._zeros((self.n,))
         for group in self._groups():
-            losses[group.rows] = self._strip(group) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
+            losses[group.rows] = (
+                self._strip(group) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
+            )
         if self.plan.reduction != "none":
             result = torch.dot(losses, self.weights.pull)
         else:
@@ -202,13 +224,16 @@ class _Run:
             state = HardestRows(spec, n, self.like)
         else:
             state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])
-        tiles = _Tiles(self, group, keep=len(state.sweeps) > 1 or (self._wants_tiles and not isinstance(state, HardestRows)))
+        tiles = _Tiles(
+            self, group, keep=len(state.sweeps) > 1 or (self._wants_tiles and not isinstance(state, HardestRows))
+        )
         for sweep in state.sweeps:
             for views in tiles.visit():
                 for view in views:
                     sweep(view)
         rows = group.rows
-        sides = tuple(side if isinstance(side, float) else side[rows] for side in self.weights.sides)
+        a, b = self.weights.sides
+        sides = a[rows] if isinstance(a, Tensor) else a, b[rows] if isinstance(b, Tensor) else b
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
             sides = state.active_sides(self.weights.weight)
@@ -275,7 +300,9 @@ class _Run:
         with torch.enable_grad():
             inputs = [s.requires_grad_(), *(p.requires_grad_() for p in parameters)]
             losses = torch.where(self.weights.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
-            g, *by_parameter = torch.autograd.grad(losses, inputs, self.weights.pull[i], allow_unused=True, materialize_grads=True)
+            g, *by_parameter = torch.autograd.grad(
+                losses, inputs, self.weights.pull[i], allow_unused=True, materialize_grads=True
+            )
         if self.grad_x is not None:
             self.grad_x[i].addmm_(g, self.y.block(j))
         if self.grad_y is not None:
@@ -287,7 +314,9 @@ class _Run:
 
 
 class _Tiles:
-    """The tiles of a group, as views for the rows they serve. Kept while the budget lasts; those beyond it are computed at every visit."""
+    """The tiles of a group, as views for the rows they serve. Kept while the budget lasts; those beyond it are
+    computed at every visit.
+    """
 
     def __init__(self, run: _Run, group: _Group, keep: bool):
         self.run, self.group = run, group

@@ -9,10 +9,13 @@ MASK_BLOCK = 2**22  # pairs counted at a time
 
 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
+    """(N, D), floating point; of the dimension `size` if that is known; without NaN or infinity if `finite`."""
     if not isinstance(embeddings, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(embeddings).__name__}")
     if embeddings.ndim != 2:
-        raise ValueError(f"{name} must be (batch, dimension), not {tuple(embeddings.shape)}: flatten or pool them first")
+        raise ValueError(
+            f"{name} must be (batch, dimension), not {tuple(embeddings.shape)}: flatten or pool them first"
+        )
     if not embeddings.is_floating_point():
         raise TypeError(f"{name} must be floating point, not {embeddings.dtype}")
     if size is not None and embeddings.shape[1] != size:
@@ -27,11 +30,15 @@ def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddin
 
 
 def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embeddings") -> None:
+    """Class ids (n,) or multi-hot (n, L), integers or booleans."""
     if not isinstance(labels, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one")
+        raise TypeError(
+            f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one"
+        )
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError(
-            f"{name} are {labels.dtype}: give class ids as integers ({name}.long()) or multi-hot labels as booleans ({name}.bool())"
+            f"{name} are {labels.dtype}: give class ids as integers ({name}.long()), "
+            f"or multi-hot labels as booleans ({name}.bool())"
         )
     if labels.ndim not in (1, 2):
         raise ValueError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
@@ -42,6 +49,7 @@ def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embedd
 
 
 def check_sample_weight(weight: Tensor, n: int) -> None:
+    """(n,), not negative."""
     if not isinstance(weight, Tensor) or weight.shape != (n,):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
@@ -68,14 +76,16 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None) -> Pairs:
             return ClassPairs.to_references(labels.long(), ref_labels.long())
     right = labels if ref_labels is None else ref_labels
     if labels.ndim != right.ndim or labels.shape[1] != right.shape[1]:
-        raise ValueError(f"labels {tuple(labels.shape)} and ref_labels {tuple(right.shape)} must be of one kind and width")
+        raise ValueError(
+            f"labels {tuple(labels.shape)} and ref_labels {tuple(right.shape)} must be of one kind and width"
+        )
     left, right = (labels != 0).float(), (right != 0).float()
 
     def shares_a_label(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         positive = left[rows] @ right[columns].t() > 0
         return positive, ~positive
 
-    return _mask_pairs(shares_a_label, len(left), len(right), same=ref_labels is None)
+    return _mask_pairs(shares_a_label, len(left), len(right), ref_labels is None)
 
 
 def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
@@ -100,13 +110,17 @@ def mask_pairs(positives: Tensor, negatives: Tensor | None, same: bool, transpos
         positive = positives[rows, columns]
         return positive, ~positive if negatives is None else negatives[rows, columns]
 
-    return _mask_pairs(cut, *positives.shape, same=same)
+    return _mask_pairs(cut, len(positives), positives.shape[1], same)
 
 
 def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, int]) -> None:
+    """Boolean, (samples, columns)."""
     for name, mask in (("positives", positives), ("negatives", negatives)):
         if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
-            raise ValueError(f"{name} must be a boolean mask of shape {shape} (samples × columns), not {mask.dtype} {tuple(mask.shape)}")
+            raise ValueError(
+                f"{name} must be a boolean mask of shape {shape} (samples × columns), "
+                f"not {mask.dtype} {tuple(mask.shape)}"
+            )
 
 
 def _mask_pairs(mask: MaskFunction, rows: int, columns: int, same: bool) -> Pairs:

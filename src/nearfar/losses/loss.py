@@ -1,4 +1,6 @@
-"""`Loss`: the module every loss is. It checks what it is given, knows the pairs, owns the class weights, and calls the engine."""
+"""`Loss`: the module every loss is. It checks what it is given, knows the pairs, owns the class weights, and calls
+the engine.
+"""
 
 import functools
 import warnings
@@ -17,7 +19,9 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 def _eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let torch.compile break its graph around the loss: the engine's loop is its own schedule. (Nothing of the compiler is imported before that.)"""
+    """Let torch.compile break its graph around the loss: the engine's loop is its own schedule. (Nothing of the
+    compiler is imported before that.)
+    """
     outside_the_graph = torch._disable_dynamo(forward)  # type: ignore[attr-defined]
 
     @functools.wraps(forward)
@@ -36,13 +40,21 @@ class Loss(nn.Module):
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
         dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
 
-    Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give `loss.parameters()` to an optimiser.
+    Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give
+    `loss.parameters()` to an optimiser.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, *, reduction: Reduction = "mean", memory_budget: int = Plan.budget, check_finite: bool = False, dense: bool = False):
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "mean",
+        memory_budget: int = Plan.budget,
+        check_finite: bool = False,
+        dense: bool = False,
+    ):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
@@ -101,7 +113,8 @@ class Loss(nn.Module):
             embeddings: (N, D).
             labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
             ref_emb, ref_labels: another set of columns to compare with, for pair-level losses.
-            positives, negatives: instead of labels, boolean masks (N, columns); the pairs in neither are ignored. Without `negatives`, all others are.
+            positives, negatives: instead of labels, boolean masks (N, columns); the pairs in neither are ignored.
+                Without `negatives`, all others are.
             sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
         """
         embedding_size = None if self.weight is None else self.weight.shape[1]
@@ -111,7 +124,8 @@ class Loss(nn.Module):
         spec = self.spec()
         proxies_are_rows = spec.anchors == "proxies"
         if proxies_are_rows and sample_weight is not None:
-            # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive of.
+            # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
+            # of.
             there = sample_weight > 0
             embeddings, sample_weight = embeddings[there], sample_weight[there]
             labels, positives, negatives = (t if t is None else t[there] for t in (labels, positives, negatives))
@@ -157,7 +171,8 @@ class Loss(nn.Module):
             raise ValueError("give either labels, or positives= (and negatives=) as boolean masks")
         if self.weight is not None and ref_emb is not None:
             raise ValueError(
-                f"{type(self).__name__} with num_classes compares with its own class weights: ref_emb goes with pair-level losses"
+                f"{type(self).__name__} with num_classes compares with its own class weights: "
+                "ref_emb goes with pair-level losses"
             )
         if ref_emb is not None:
             inputs.check_embeddings(ref_emb, embeddings.shape[1], "ref_emb", finite=self.check_finite)
@@ -188,12 +203,13 @@ class Loss(nn.Module):
         if bool(counts.any()):
             return True
         if not bool(has_positive.any()):
-            why = "no two samples share a label: draw several samples of each class, for example with an m-per-class sampler"
+            why = "no two samples share a label: draw several samples of each class, as an m-per-class sampler does"
         else:
             why = "all samples share one label: draw several classes into each batch"
         warnings.warn(
-            f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, so the loss and its gradient are zero; {why}.",
-            stacklevel=6  # past forward and torch's module call,
+            f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, "
+            f"so the loss and its gradient are zero; {why}.",
+            stacklevel=6,  # past forward and torch's module call
         )
         return False
 

@@ -1,11 +1,12 @@
 """Pointwise maps: what a similarity is worth to a loss, value and slope together.
 
 A map turns similarities `s` into the terms u = f_p(s) or v = f_n(s) of the formula. `value(s, n)` gives a fresh tensor;
-`slopes(s, n)` gives `(value, slope, norm_slope)`, where the slope is what the *gradient* uses. It need not be the derivative:
-Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
+`slopes(s, n)` gives `(value, slope, norm_slope)`, where the slope is what the *gradient* uses. It need not be the
+derivative: Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
 
-`n` is the pair's norm: the product of those of |x| and |w| that the similarity keeps (1 for cosines, and then not passed). Only maps with
-`uses_norm` look at it, and only they return a `norm_slope`. A slope that is the same for every pair is a plain float.
+`n` is the pair's norm: the product of those of |x| and |w| that the similarity keeps (1 for cosines, and then not
+passed). Only maps with `uses_norm` look at it, and only they return a `norm_slope`. A slope that is the same for
+every pair is a plain float.
 """
 
 import math
@@ -19,6 +20,8 @@ Slopes = tuple[Tensor, Tensor | float, Tensor | None]
 
 
 class Map(Protocol):
+    """A pointwise map and its slopes."""
+
     uses_norm: ClassVar[bool]
 
     def value(self, s: Tensor, n: Tensor | None = None) -> Tensor: ...
@@ -46,7 +49,8 @@ class Linear:
 class SelfPaced:
     """Circle's terms, the bracket being a constant in the gradient.
 
-    Positive pairs: f(s) = -gamma [optimum - s]_+ (s - margin);  negative pairs: f(s) = gamma [s - optimum]_+ (s - margin).
+    Positive pairs: f(s) = -gamma [optimum - s]_+ (s - margin);  negative pairs: f(s) = gamma [s - optimum]_+ (s -
+        margin).
     """
 
     gamma: float
@@ -68,12 +72,16 @@ class SelfPaced:
 
 
 def sine(cosine: Tensor) -> Tensor:
-    """sin(theta) of cos(theta), with 1 - s^2 floored at machine epsilon: the cap on every slope d/ds = -d/dtheta / sin(theta)."""
+    """sin(theta) of cos(theta), with 1 - s^2 floored at machine epsilon: the cap on every slope d/ds = -d/dtheta /
+    sin(theta).
+    """
     return (1 - cosine * cosine).clamp_min_(torch.finfo(cosine.dtype).eps).sqrt_()
 
 
 def extended_cosine(angle: Tensor) -> tuple[Tensor, Tensor]:
-    """cos continued monotonically past pi, (-1)^k cos(angle) - 2k with k = floor(angle / pi), and its derivative by the angle."""
+    """cos continued monotonically past pi, (-1)^k cos(angle) - 2k with k = floor(angle / pi), and its derivative by
+    the angle.
+    """
     k = torch.floor(angle / math.pi)
     alternating = 1 - 2 * torch.remainder(k, 2)
     return alternating * torch.cos(angle) - 2 * k, -alternating * torch.sin(angle)
@@ -83,8 +91,8 @@ def extended_cosine(angle: Tensor) -> tuple[Tensor, Tensor]:
 class ArcMargin:
     """ArcFace's target: f(s) = -scale * cos(theta + margin).
 
-    Where theta + margin passes pi the cosine would rise again: there f(s) = -scale * (s - margin sin(margin)). With `easy` the margin
-    applies only where s > 0.
+    Where theta + margin passes pi the cosine would rise again: there f(s) = -scale * (s - margin sin(margin)). With
+    `easy` the margin applies only where s > 0.
     """
 
     scale: float
@@ -129,9 +137,11 @@ class CombinedMargin:
 
 @dataclass(frozen=True)
 class MultiplicativeMargin:
-    """SphereFace's and L-Softmax's target: f(s, n) = -scale * n (lam cos(theta) + psi(theta)) / (1 + lam), with cos(theta) = s / n.
+    """SphereFace's and L-Softmax's target: f(s, n) = -scale * n (lam cos(theta) + psi(theta)) / (1 + lam), with
+    cos(theta) = s / n.
 
-    psi(theta) = (-1)^k cos(m theta) - 2k on [k pi / m, (k+1) pi / m]. The similarity s = n cos(theta) keeps the norm n, so both vary.
+    psi(theta) = (-1)^k cos(m theta) - 2k on [k pi / m, (k+1) pi / m]. The similarity s = n cos(theta) keeps the norm
+    n, so both vary.
     """
 
     scale: float
@@ -153,7 +163,8 @@ class MultiplicativeMargin:
 
 @dataclass(frozen=True)
 class Distance:
-    """Distances of normalised vectors as functions of their cosine: "l2" sqrt(2 - 2s), "squared_l2" 2 - 2s, "cosine" 1 - s.
+    """Distances of normalised vectors as functions of their cosine: "l2" sqrt(2 - 2s), "squared_l2" 2 - 2s, "cosine"
+    1 - s.
 
     For "l2", 2 - 2s is floored at 4 machine epsilons, which caps the slope -1/d of identical vectors.
     f(s) = sign * d(s) + offset.

@@ -1,4 +1,6 @@
-"""Pair-level losses: samples × samples (or × `ref_emb`). Circle and Unified are class-level too, when given `num_classes`."""
+"""Pair-level losses: samples × samples (or × `ref_emb`). Circle and Unified are class-level too, when given
+`num_classes`.
+"""
 
 from typing import Any, Literal
 
@@ -30,13 +32,21 @@ class UnifiedLoss(Loss):
     Args:
         m: margin between the similarities.
         gamma: scale.
-        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class weights.
+        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
+            weights.
 
-    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020, arXiv:2002.10857, Eq. 1.
+    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
+    arXiv:2002.10857, Eq. 1.
     """
 
     def __init__(
-        self, m: float = 0.25, gamma: float = 64.0, *, num_classes: int | None = None, embedding_size: int | None = None, **options: Any
+        self,
+        m: float = 0.25,
+        gamma: float = 64.0,
+        *,
+        num_classes: int | None = None,
+        embedding_size: int | None = None,
+        **options: Any,
     ):
         super().__init__(**options)
         check_positive("gamma", gamma)
@@ -66,9 +76,11 @@ class CircleLoss(Loss):
         m: relaxation; the paper has 0.25 for faces and re-identification, 0.4 for fine-grained retrieval.
         gamma: scale; the paper has 256 for faces, 128 for re-identification, 80 for fine-grained retrieval.
         O_p, O_n, delta_p, delta_n: the optima and margins, each instead of what m gives.
-        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class weights.
+        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
+            weights.
 
-    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020, arXiv:2002.10857, Eq. 6 and 8-10.
+    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
+    arXiv:2002.10857, Eq. 6 and 8-10.
     """
 
     def __init__(
@@ -118,11 +130,18 @@ class ContrastiveLoss(Loss):
         power: 2 as in the paper; 1 gives unsquared hinges, as pytorch-metric-learning has them.
         distance: "l2", "squared_l2" or "cosine" (1 - s).
 
-    References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR 2006, Eq. 4.
+    References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR
+    2006, Eq. 4.
     """
 
     def __init__(
-        self, pos_margin: float = 0.0, neg_margin: float = 1.0, *, power: Literal[1, 2] = 2, distance: DistanceKind = "l2", **options: Any
+        self,
+        pos_margin: float = 0.0,
+        neg_margin: float = 1.0,
+        *,
+        power: Literal[1, 2] = 2,
+        distance: DistanceKind = "l2",
+        **options: Any,
     ):
         super().__init__(**options)
         check_choice("power", power, (1, 2))
@@ -153,13 +172,14 @@ class TripletMarginLoss(Loss):
     d is a distance of normalised vectors; the mean is over all anchors that have both.
 
     Args:
-        margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is `margin=0, smooth_loss=True`.
+        margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is `margin=0,
+            smooth_loss=True`.
         mining: "batch_hard".
         smooth_loss: softplus instead of the hinge.
         distance: "l2", "squared_l2" or "cosine" (1 - s).
 
-    References: A. Hermans, L. Beyer, B. Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5;
-    F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832.
+    References: A. Hermans, L. Beyer, B. Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017,
+    arXiv:1703.07737, Eq. 5; F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832.
     """
 
     def __init__(
@@ -195,11 +215,13 @@ class NPairsLoss(Loss):
 
         l = mean_p log(1 + sum_n exp(x.x_n - x.x_p)) + l2_weight |x|^2
 
-    of vectors that are not normalised, averaged over positive pairs. All samples of other classes are negatives; for the paper's form, one anchor and
-    one positive per class, give the anchors as `embeddings` and the positives as `ref_emb`.
+    of vectors that are not normalised, averaged over positive pairs. All samples of other classes are negatives; for
+    the paper's form, one anchor and one positive per class, give the anchors as `embeddings` and the positives as
+    `ref_emb`.
 
     Args:
-        l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its code).
+        l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its
+            code).
 
     References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
     """
@@ -209,11 +231,15 @@ class NPairsLoss(Loss):
         self.l2_weight = l2_weight
 
     def spec(self) -> LossSpec:
-        return LossSpec(positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False))
+        return LossSpec(
+            positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
+        )
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
         return (
-            self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1) if self.l2_weight else None
+            self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1)
+            if self.l2_weight
+            else None
         )
 
 
@@ -227,16 +253,20 @@ class MultiSimilarityLoss(Loss):
 
         l = 1/alpha log(1 + sum_p exp(-alpha (s_p - base))) + 1/beta log(1 + sum_n exp(beta (s_n - base)))
 
-    over the pairs kept by mining: negatives with s > min s_p - epsilon, positives with s < max s_n + epsilon. The mean is over all rows.
+    over the pairs kept by mining: negatives with s > min s_p - epsilon, positives with s < max s_n + epsilon. The
+        mean is over all rows.
 
     Args:
         alpha, beta, base: scales of the two sides, and the similarity λ they turn around.
         epsilon: the mining's slack; None keeps all pairs.
 
-    References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019, arXiv:1904.06627.
+    References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
+    2019, arXiv:1904.06627.
     """
 
-    def __init__(self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, epsilon: float | None = 0.1, **options: Any):
+    def __init__(
+        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, epsilon: float | None = 0.1, **options: Any
+    ):
         super().__init__(**options)
         check_positive("alpha", alpha)
         check_positive("beta", beta)
@@ -268,7 +298,8 @@ class NTXentLoss(Loss):
     Args:
         temperature: τ.
 
-    References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, arXiv:2002.05709, Eq. 1.
+    References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020,
+    arXiv:2002.05709, Eq. 1.
     """
 
     def __init__(self, temperature: float = 0.07, **options: Any):
@@ -307,5 +338,10 @@ class SupConLoss(Loss):
     def spec(self) -> LossSpec:
         scale = 1 / self.temperature
         return LossSpec(
-            positive=Linear(-scale), negative=Linear(scale), gather=("mean", "lse"), act="identity", others=True, average="positive"
+            positive=Linear(-scale),
+            negative=Linear(scale),
+            gather=("mean", "lse"),
+            act="identity",
+            others=True,
+            average="positive",
         )

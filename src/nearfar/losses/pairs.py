@@ -1,7 +1,9 @@
 """Which pairs are positive, negative or ignored, one tile at a time.
 
-Positives are few, so a tile lists them in a table: `columns[r, k]` is the tile column of the k-th positive of row r, and `positive[r, k]`
-says whether that slot really holds one. Everything dense is done as if all pairs were negative; `hide` then repairs those that are not.
+Positives are few, so a tile lists them in a table: `columns[r, k]` is the tile column of the k-th positive of row r,
+    and `positive[r, k]`
+says whether that slot really holds one. Everything dense is done as if all pairs were negative; `hide` then repairs
+those that are not.
 
 Two ways to know the pairs:
 - `ClassPairs`: class ids. With the columns sorted by id, the columns of a row's class are one interval.
@@ -21,6 +23,8 @@ from torch import Tensor
 
 
 class TilePairs(Protocol):
+    """The pairs of one tile."""
+
     columns: Tensor  # (b, K) tile columns
     positive: Tensor  # (b, K) whether the slot holds a positive pair
 
@@ -28,11 +32,15 @@ class TilePairs(Protocol):
     def nbytes(self) -> int: ...
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
-        """Set `v` (b, t) to `value`, in place, wherever the pair is not negative; with `keep_positives`, only where it is ignored."""
+        """Set `v` (b, t) to `value`, in place, wherever the pair is not negative; with `keep_positives`, only where
+        it is ignored.
+        """
         ...
 
 
 class Pairs(Protocol):
+    """All pairs, tile by tile, in the engine's order of rows and columns."""
+
     row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: as they come
     column_order: Tensor | None
     positives: Tensor  # (N,) how many of each kind a row has
@@ -73,7 +81,9 @@ class ClassPairs:
         same: rows and columns are the same samples, sorted alike; row r's own column is r.
     """
 
-    def __init__(self, start: Tensor, stop: Tensor, columns: int, column_order: Tensor | None = None, same: bool = False):
+    def __init__(
+        self, start: Tensor, stop: Tensor, columns: int, column_order: Tensor | None = None, same: bool = False
+    ):
         self.start, self.stop, self.columns, self.same = start, stop, columns, same
         self.column_order = column_order
         self.row_order = column_order if same else None
@@ -111,7 +121,9 @@ class ClassPairs:
         return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
-        if self._reach and (self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start):
+        if self._reach and (
+            self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start
+        ):
             return None
         first = (self.start[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
         last = (self.stop[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
@@ -168,7 +180,8 @@ class MaskPairs:
     def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
         self.mask, self.columns = mask, columns
         counts = [
-            torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))]) for i in range(0, rows, block)
+            torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))])
+            for i in range(0, rows, block)
         ]
         self.positives, self.negatives = torch.cat(counts, 1)
         self.widest = int(self.positives.max()) if rows else 0

@@ -17,21 +17,29 @@ from nearfar.losses.spec import LossSpec
 class ProxyNCALoss(Loss):
     """Proxy-NCA, and its ++ form.
 
-        l = -log( exp(-softmax_scale d(x, p_y)) / sum_j exp(-softmax_scale d(x, p_j)) ),   d = |x/|x| - p/|p||^2 = 2 - 2s
+        l = -log( exp(-softmax_scale d(x, p_y)) / sum_j exp(-softmax_scale d(x, p_j)) ),   d = |x/|x| - p/|p||^2 = 2 -
+        2s
 
-    The sum is over all proxies (Proxy-NCA++, and pytorch-metric-learning), or with `exclude_positive` over the others (the original paper).
+    The sum is over all proxies (Proxy-NCA++, and pytorch-metric-learning), or with `exclude_positive` over the others
+    (the original paper).
 
     Args:
         num_classes, embedding_size: shape of the proxies.
         softmax_scale: multiplies the distances; Proxy-NCA++ has 9 (its T = 1/9).
         exclude_positive: leave the positive proxy out of the denominator.
 
-    References: Y. Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017, arXiv:1703.07464, Eq. 4;
-    E. Teh, T. DeVries, G. Taylor, "ProxyNCA++", ECCV 2020, arXiv:2004.01113.
+    References: Y. Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017,
+    arXiv:1703.07464, Eq. 4; E. Teh, T. DeVries, G. Taylor, "ProxyNCA++", ECCV 2020, arXiv:2004.01113.
     """
 
     def __init__(
-        self, num_classes: int, embedding_size: int, softmax_scale: float = 1.0, *, exclude_positive: bool = False, **options: Any
+        self,
+        num_classes: int,
+        embedding_size: int,
+        softmax_scale: float = 1.0,
+        *,
+        exclude_positive: bool = False,
+        **options: Any,
     ):
         super().__init__(**options)
         check_positive("softmax_scale", softmax_scale)
@@ -40,7 +48,9 @@ class ProxyNCALoss(Loss):
 
     def spec(self) -> LossSpec:
         scale = 2 * self.softmax_scale
-        return LossSpec(positive=Linear(-scale), negative=Linear(scale), act="identity" if self.exclude_positive else "softplus")
+        return LossSpec(
+            positive=Linear(-scale), negative=Linear(scale), act="identity" if self.exclude_positive else "softplus"
+        )
 
 
 @register(
@@ -54,8 +64,8 @@ class ProxyAnchorLoss(Loss):
         L = 1/|P+| sum_{p in P+} log(1 + sum_{x in X_p+} exp(-alpha (s - margin)))
           + 1/|P|  sum_{p in P}  log(1 + sum_{x in X_p-} exp( alpha (s + margin)))
 
-    P+ are the proxies with a positive in the batch, P all of them. Rows are proxies: `reduction="none"` gives one value each, whose mean is L.
-    Train the proxies faster than the network (the paper: 100 times).
+    P+ are the proxies with a positive in the batch, P all of them. Rows are proxies: `reduction="none"` gives one
+    value each, whose mean is L. Train the proxies faster than the network (the paper: 100 times).
 
     Args:
         num_classes, embedding_size: shape of the proxies.

@@ -1,8 +1,9 @@
 """Row statistics: what a row must know of all its pairs, gathered tile by tile, and the gradient that follows from it.
 
-Statistics are monoids: they start empty, take in tiles in any order, and merge; so column tiles, mirrored tiles and shards all use the same `add`.
-A state lives for one group of rows. The engine shows it every tile of the group once per sweep, then calls `finish`, and then, if gradients are wanted,
-asks for `gradient(view)` of every tile.
+Statistics are monoids: they start empty, take in tiles in any order, and merge; so column tiles, mirrored tiles and
+    shards all use the same `add`.
+A state lives for one group of rows. The engine shows it every tile of the group once per sweep, then calls `finish`,
+and then, if gradients are wanted, asks for `gradient(view)` of every tile.
 
 Shapes: n rows of the group; b rows and t columns of a tile; K slots of its table of positives.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from nearfar.losses.pairs import TilePairs
 from nearfar.losses.spec import LossSpec
+from nearfar.losses.weights import Sides
 
 
 @dataclass
@@ -51,7 +53,7 @@ class LogSumExp:
         before = self.top[rows]
         top = torch.maximum(before, v.amax(1))
         finite = top.clamp_min(self.lowest)  # of a row still empty: -inf - lowest is -inf, not NaN
-        total = v.sub_(finite[:, None]).exp_().sum(1)
+        total = _exp_below(v, finite).sum(1)
         self.total[rows] = self.total[rows] * (before - finite).exp_() + total
         self.top[rows] = top
 
@@ -60,9 +62,16 @@ class LogSumExp:
 
     def share(self, rows: slice, v: Tensor) -> tuple[Tensor, Tensor]:
         """d value / d v as (b, t) in place of `v`, times a factor (b, 1): more exact than exp(v - value)."""
-        share = v.sub_(self.top[rows].clamp_min(self.lowest)[:, None]).exp_()
+        share = _exp_below(v, self.top[rows].clamp_min(self.lowest))
         total = self.total[rows, None]
         return share, torch.where(total > 0, 1 / total, 0)
+
+
+def _exp_below(v: Tensor, top: Tensor) -> Tensor:
+    """exp(v - top), in place of `v`. What is below e^-80 of its row's largest, far under rounding, is zero: denormal
+    numbers take many times as long.
+    """
+    return torch.threshold_(v.sub_(top[:, None]), -80.0, -math.inf).exp_()
 
 
 class Sum:
@@ -164,9 +173,11 @@ class GatheredRows:
         if self.spec.mining is not None:
             # A row's threshold as a threshold at zero, which is one cheap pass; -inf passes through the (linear) map.
             floor = (self.lowest_positive[view.rows] - self.spec.mining).clamp_max_(torch.finfo(s.dtype).max)[:, None]
-            s = torch.nn.functional.threshold_(s - floor, 0.0, -math.inf).add_(floor)
+            s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
+        v: Tensor
+        slope: Tensor | float = 0.0
         if value_only:
-            v, slope = self.spec.negative.value(s), 0.0
+            v = self.spec.negative.value(s)
         else:
             v, slope, _ = self.spec.negative.slopes(s)
         if view.log_weight is not None:
@@ -185,7 +196,7 @@ class GatheredRows:
             kept = kept & (s < (self.highest_negative[view.rows] + self.spec.mining)[:, None])
         return u.masked_fill_(~kept, self.positive.empty), slope, norm_slope
 
-    def finish(self, weight: Tensor, counted: Tensor, sides: tuple[Tensor | float, Tensor | float]) -> Tensor:
+    def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
         """The rows' losses; keeps what the gradient of sum_r weight_r l_r needs."""
         n = self.negative.value()
         if isinstance(self.positive, EachPositive):
@@ -194,7 +205,7 @@ class GatheredRows:
             losses, by_p = activate(self.spec.act, self.positive.value() + n)
             by_n = by_p
         else:
-            a, b = (side * scale for side, scale in zip(sides, self.spec.side_scale, strict=True))
+            a, b = sides[0] * self.spec.side_scale[0], sides[1] * self.spec.side_scale[1]
             loss_p, by_p = activate(self.spec.act, self.positive.value())
             loss_n, by_n = activate(self.spec.act, n)
             losses, by_p, by_n = loss_p * a + loss_n * b, by_p * a, by_n * b
@@ -204,8 +215,7 @@ class GatheredRows:
     def active_sides(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The factors that make the mean one over the pairs whose terms are not zero, positives and negatives apart."""
         assert isinstance(self.positive, Sum) and isinstance(self.negative, Sum)
-        active = [(side.active * weight).sum() for side in (self.positive, self.negative)]
-        return tuple(torch.where(n > 0, weight.sum() / n, 0) for n in active)
+        return active_side(self.positive.active, weight), active_side(self.negative.active, weight)
 
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
@@ -232,10 +242,18 @@ def _product(share: Tensor | float, slope: Tensor | float, pull: Tensor) -> Tens
     return slope.mul_(pull)
 
 
-class HardestRows:
-    """The state of rows of which only the hardest pairs count: the least similar positive and the most similar negative.
+def active_side(active: Tensor, weight: Tensor) -> Tensor:
+    """sum of the weights / weighted number of active pairs."""
+    total = (active * weight).sum()
+    return torch.where(total > 0, weight.sum() / total, 0)
 
-    The maps are monotone, so the hardest pair is found among the similarities themselves, and the gradient is two entries a row.
+
+class HardestRows:
+    """The state of rows of which only the hardest pairs count: the least similar positive and the most similar
+    negative.
+
+    The maps are monotone, so the hardest pair is found among the similarities themselves, and the gradient is two
+    entries a row.
     """
 
     def __init__(self, spec: LossSpec, n: int, like: Tensor):
@@ -259,9 +277,11 @@ class HardestRows:
         hardest, column = s.max(1)
         closer = hardest > self.negative[view.rows]
         self.negative[view.rows] = torch.where(closer, hardest, self.negative[view.rows])
-        self.negative_column[view.rows] = torch.where(closer, column + view.column_offset, self.negative_column[view.rows])
+        self.negative_column[view.rows] = torch.where(
+            closer, column + view.column_offset, self.negative_column[view.rows]
+        )
 
-    def finish(self, weight: Tensor, counted: Tensor, sides: tuple[Tensor | float, Tensor | float]) -> Tensor:
+    def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
         u, slope_p, _ = self.spec.positive.slopes(torch.where(counted, self.positive, 0))
         v, slope_n, _ = self.spec.negative.slopes(torch.where(counted, self.negative, 0))
         losses, by = activate(self.spec.act, u + v)

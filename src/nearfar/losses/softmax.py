@@ -47,7 +47,8 @@ class ModifiedSoftmaxLoss(Loss):
     Args:
         num_classes, embedding_size: shape of the class weights.
 
-    References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017, arXiv:1704.08063, Eq. 4.
+    References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
+    arXiv:1704.08063, Eq. 4.
     """
 
     def __init__(self, num_classes: int, embedding_size: int, **options: Any):
@@ -66,11 +67,13 @@ class L2SoftmaxLoss(Loss):
 
     Args:
         num_classes, embedding_size: shape of the class weights.
-        scale: the radius α; None takes the paper's lower bound for a probability of 0.9, log(0.9 (C - 2) / 0.1), and at least 1.
+        scale: the radius α; None takes the paper's lower bound for a probability of 0.9, log(0.9 (C - 2) / 0.1), and
+            at least 1.
         learnable: whether the radius is a parameter.
         bias: whether the logits have a bias.
 
-    References: R. Ranjan, C. Castillo, R. Chellappa, "L2-constrained Softmax Loss for Discriminative Face Verification", 2017, arXiv:1703.09507.
+    References: R. Ranjan, C. Castillo, R. Chellappa, "L2-constrained Softmax Loss for Discriminative Face
+    Verification", 2017, arXiv:1703.09507.
     """
 
     def __init__(
@@ -111,7 +114,8 @@ class NormFaceLoss(Loss):
         num_classes, embedding_size: shape of the class weights.
         scale: γ.
 
-    References: F. Wang et al., "NormFace: L2 Hypersphere Embedding for Face Verification", ACM MM 2017, arXiv:1704.06369.
+    References: F. Wang et al., "NormFace: L2 Hypersphere Embedding for Face Verification", ACM MM 2017,
+    arXiv:1704.06369.
     """
 
     def __init__(self, num_classes: int, embedding_size: int, scale: float = 30.0, **options: Any):
@@ -124,7 +128,9 @@ class NormFaceLoss(Loss):
         return _softmax(self.scale)
 
 
-@register("class", "Zhai, Wu, Classification is a Strong Baseline for DML, BMVC 2019, arXiv:1811.12649", "softmax of s_j/τ")
+@register(
+    "class", "Zhai, Wu, Classification is a Strong Baseline for DML, BMVC 2019, arXiv:1811.12649", "softmax of s_j/τ"
+)
 class NormalizedSoftmaxLoss(Loss):
     """Normalised softmax: NormFace by its temperature, 1 / scale.
 
@@ -134,7 +140,8 @@ class NormalizedSoftmaxLoss(Loss):
         num_classes, embedding_size: shape of the class weights.
         temperature: τ.
 
-    References: A. Zhai, H.-Y. Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019, arXiv:1811.12649.
+    References: A. Zhai, H.-Y. Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019,
+    arXiv:1811.12649.
     """
 
     def __init__(self, num_classes: int, embedding_size: int, temperature: float = 0.05, **options: Any):
@@ -158,10 +165,13 @@ class CosFaceLoss(Loss):
         margin: m.
         scale: γ.
 
-    References: H. Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, arXiv:1801.09414, Eq. 4.
+    References: H. Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018,
+    arXiv:1801.09414, Eq. 4.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.35, scale: float = 64.0, **options: Any):
+    def __init__(
+        self, num_classes: int, embedding_size: int, margin: float = 0.35, scale: float = 64.0, **options: Any
+    ):
         super().__init__(**options)
         check_positive("scale", scale)
         self.margin, self.scale = margin, scale
@@ -171,7 +181,9 @@ class CosFaceLoss(Loss):
         return _softmax(self.scale, self.margin)
 
 
-@register("class", "Wang et al., Additive Margin Softmax, 2018, arXiv:1801.05599", "softmax of γ s_j, target γ(s_y − m)")
+@register(
+    "class", "Wang et al., Additive Margin Softmax, 2018, arXiv:1801.05599", "softmax of γ s_j, target γ(s_y − m)"
+)
 class AMSoftmaxLoss(Loss):
     """AM-Softmax: CosFace under its other name, with that paper's scale.
 
@@ -185,7 +197,9 @@ class AMSoftmaxLoss(Loss):
     References: F. Wang et al., "Additive Margin Softmax for Face Verification", IEEE SPL 2018, arXiv:1801.05599.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.35, scale: float = 30.0, **options: Any):
+    def __init__(
+        self, num_classes: int, embedding_size: int, margin: float = 0.35, scale: float = 30.0, **options: Any
+    ):
         super().__init__(**options)
         check_positive("scale", scale)
         self.margin, self.scale = margin, scale
@@ -201,8 +215,9 @@ class ArcFaceLoss(Loss):
 
         l = -log( exp(scale cos(theta_y + margin)) / (exp(scale cos(theta_y + margin)) + sum_{j != y} exp(scale s_j)) )
 
-    Where theta + margin passes π the target is scale (s - margin sin(margin)), which keeps falling. The slope by s is capped at s = ±1, where 1 - s² is
-    floored at machine epsilon: an exact match has a finite gradient.
+    Where theta + margin passes π the target is scale (s - margin sin(margin)): a step down for margins below 2.33,
+    then falling on. The slope by s is capped at s = ±1, where 1 - s² is floored at machine epsilon: an exact match
+    has a finite gradient.
 
     Args:
         num_classes, embedding_size: shape of the class weights.
@@ -210,7 +225,8 @@ class ArcFaceLoss(Loss):
         scale: γ.
         easy_margin: apply the margin only where s > 0.
 
-    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, arXiv:1801.07698, Eq. 3.
+    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
+    arXiv:1801.07698, Eq. 3.
     """
 
     def __init__(
@@ -233,7 +249,11 @@ class ArcFaceLoss(Loss):
         return LossSpec(positive=ArcMargin(self.scale, self.margin, self.easy_margin), negative=Linear(self.scale))
 
 
-@register("class", "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698, Eq. 4", "softmax of γ s_j, target γ(cos(m1 θ_y + m2) − m3)")
+@register(
+    "class",
+    "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698, Eq. 4",
+    "softmax of γ s_j, target γ(cos(m1 θ_y + m2) − m3)",
+)
 class CombinedMarginLoss(Loss):
     """The margins of SphereFace, ArcFace and CosFace together.
 
@@ -248,7 +268,8 @@ class CombinedMarginLoss(Loss):
         m3: subtracted from the cosine.
         scale: γ.
 
-    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, arXiv:1801.07698, Eq. 4.
+    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
+    arXiv:1801.07698, Eq. 4.
     """
 
     def __init__(
@@ -274,7 +295,7 @@ class CombinedMarginLoss(Loss):
 
 def _annealed(iteration: Tensor, base: float, decay: float, power: float, lambda_min: float) -> float:
     """The weight λ of the plain target logit, which falls as training goes on."""
-    return max(lambda_min, base * (1 + decay * int(iteration)) ** -power)
+    return max(lambda_min, base * math.pow(1 + decay * int(iteration), -power))
 
 
 @register(
@@ -289,8 +310,8 @@ class SphereFaceLoss(Loss):
         psi(theta) = (-1)^k cos(margin theta) - 2k   on [k pi / margin, (k+1) pi / margin]
         lambda = max(lambda_min, base (1 + decay iteration)^-power)
 
-    The iteration counts the training steps and is saved in the state_dict; ψ falls monotonically for any real margin ≥ 1. The gradient is the true one (the official
-    code rescales it).
+    The iteration counts the training steps and is saved in the state_dict; ψ falls monotonically for any real margin
+    ≥ 1. The gradient is the true one (the official code rescales it).
 
     Args:
         num_classes, embedding_size: shape of the class weights.
@@ -298,7 +319,8 @@ class SphereFaceLoss(Loss):
         scale: multiplies all logits.
         base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
 
-    References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017, arXiv:1704.08063, Eq. 7.
+    References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
+    arXiv:1704.08063, Eq. 7.
     """
 
     iteration: Tensor
@@ -326,7 +348,11 @@ class SphereFaceLoss(Loss):
 
     def spec(self) -> LossSpec:
         lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(positive=MultiplicativeMargin(self.scale, self.margin, lam), negative=Linear(self.scale), normalize=(False, True))
+        return LossSpec(
+            positive=MultiplicativeMargin(self.scale, self.margin, lam),
+            negative=Linear(self.scale),
+            normalize=(False, True),
+        )
 
     def after_step(self) -> None:
         self.iteration += 1
@@ -350,7 +376,8 @@ class LargeMarginSoftmaxLoss(Loss):
         scale: multiplies all logits.
         base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
 
-    References: W. Liu et al., "Large-Margin Softmax Loss for Convolutional Neural Networks", ICML 2016, arXiv:1612.02295, Eq. 4-6.
+    References: W. Liu et al., "Large-Margin Softmax Loss for Convolutional Neural Networks", ICML 2016,
+    arXiv:1612.02295, Eq. 4-6.
     """
 
     iteration: Tensor
@@ -378,7 +405,11 @@ class LargeMarginSoftmaxLoss(Loss):
 
     def spec(self) -> LossSpec:
         lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(positive=MultiplicativeMargin(self.scale, self.margin, lam), negative=Linear(self.scale), normalize=(False, False))
+        return LossSpec(
+            positive=MultiplicativeMargin(self.scale, self.margin, lam),
+            negative=Linear(self.scale),
+            normalize=(False, False),
+        )
 
     def after_step(self) -> None:
         self.iteration += 1

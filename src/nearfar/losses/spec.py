@@ -31,12 +31,15 @@ class LossSpec:
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
         others: A_n runs over the positives too (SupCon's denominator).
-        mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity); None keeps all.
-        average: what the mean is over: the rows that have "both" a positive and a negative; the rows that have a "positive"; those with both, counted
-            once per positive ("pairs"); "all" rows; all rows, the positive terms over those that have one ("sides", Proxy-Anchor);
-            or the pairs whose term is not zero, positives and negatives apart ("active").
+        mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity);
+            None keeps all.
+        average: what the mean is over: the rows that have "both" a positive and a negative; the rows that have a
+            "positive"; those with both, counted once per positive ("pairs"); "all" rows; all rows, the positive terms
+            over those that have one ("sides",
+            Proxy-Anchor); or the pairs whose term is not zero, positives and negatives apart ("active").
         anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
-        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else that norm stays in s.
+        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else that norm stays in
+            s.
     """
 
     positive: Map
@@ -57,8 +60,8 @@ class StripSpec:
     """A row-local loss outside the formula: a differentiable function of a strip of similarities.
 
     Args:
-        function: `function(s, positive, negative, *parameters) -> (b,)`, the losses of b rows from their similarities (b, M) to all columns and the boolean
-            masks of their pairs. It must treat every row by itself.
+        function: `function(s, positive, negative, *parameters) -> (b,)`, the losses of b rows from their similarities
+            (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
         average, normalize: as in `LossSpec`; "sides" and "active" do not apply.
     """
 

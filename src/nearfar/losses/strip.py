@@ -15,8 +15,10 @@ class StripLoss(Loss):
 
         l = function(s, positive, negative)
 
-    `s` (b, M) are the cosine similarities of b rows to all columns, `positive` and `negative` (b, M) boolean masks; the function gives the b losses, and
-    must treat every row by itself. The engine cuts the batch into strips that fit the memory budget and takes the gradients.
+    `s` (b, M) are the cosine similarities of b rows to all columns, `positive` and `negative` (b, M) boolean masks;
+    the function gives the b losses, and must treat every row by itself. The engine cuts the batch into strips that
+    fit the memory budget and takes the
+    gradients.
 
     Args:
         function: as above.

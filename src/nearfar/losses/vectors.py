@@ -1,7 +1,9 @@
-"""One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the loss says so.
+"""One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the
+loss says so.
 
-A large matrix of class weights is never copied whole: its blocks are cast and normalised as they are used. A zero vector stays zero, and so does
-its gradient.
+A large matrix of class weights is never copied whole: its blocks are cast and normalised as they are used. Where
+    vectors are normalised, a zero vector
+stays zero, and so does its gradient.
 """
 
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ WHOLE = 2**22  # up to this many elements the prepared copy is made once
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:
+    """Cut range(n) into slices of `size`, the last perhaps smaller."""
     return (slice(i, min(i + size, n)) for i in range(0, n, size))
 
 
@@ -24,7 +27,9 @@ def norms(vectors: Tensor) -> Tensor:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """The vectors divided by their norms, differentiable. A zero vector has no direction: it stays zero, and so does its gradient."""
+    """The vectors divided by their norms, differentiable. A zero vector has no direction: it stays zero, and so does
+    its gradient.
+    """
     some = (vectors != 0).any(1, keepdim=True)
     safe = torch.where(some, vectors, 1)
     return torch.where(some, safe / torch.linalg.vector_norm(safe, dim=1, keepdim=True), 0)
@@ -52,8 +57,8 @@ class Vectors:
             parts = [torch.linalg.vector_norm(self.block(part), dim=1) for part in self._parts()]
             self.norm = torch.cat(parts) if parts else raw.new_zeros(0, dtype=dtype)
             self._inverse = torch.where(self.norm > torch.finfo(dtype).tiny, 1 / self.norm, 0)
-        if normalize and self._whole is not None:
-            self._whole = self._whole * self._inverse[:, None]
+        if self._whole is not None:
+            self._whole = self._prepare(self._whole, self._inverse)
 
     def _parts(self) -> Iterator[slice]:
         return blocks(len(self.raw), len(self.raw) if self._whole is not None else self.block_rows)
@@ -79,7 +84,9 @@ class Vectors:
         return raw * inverse[:, None] if self.normalize and inverse is not None else raw
 
     def gradient(self, by_prepared: Tensor, by_norm: Tensor | None) -> Tensor:
-        """From the gradient by the prepared vectors (n, D), used up, and by the kept norms (n,), that by the caller's tensor."""
+        """From the gradient by the prepared vectors (n, D), used up, and by the kept norms (n,), that by the caller's
+        tensor.
+        """
         for part in self._parts():
             grad = by_prepared[part]
             if self.normalize:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from nearfar.losses.engine import Plan
 
 
+Sides = tuple[Tensor | float, Tensor | float]
+
+
 def ordered(values: Tensor, order: Tensor | None) -> Tensor:
     """From the caller's order to the engine's."""
     return values if order is None else values[order]
@@ -38,7 +41,7 @@ class RowWeights:
         else:
             self.counted = torch.ones_like(has_positive)
         self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
-        self.sides: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)
+        self.sides: Sides = (1.0, 1.0)
         if average == "sides":
             present = has_positive.to(dtype)
             self.sides = (present * (len(present) / present.sum().clamp_min(1)), 1.0)
