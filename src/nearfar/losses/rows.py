@@ -68,10 +68,11 @@ class LogSumExp:
 
 
 def _exp_below(v: Tensor, top: Tensor) -> Tensor:
-    """exp(v - top), in place of `v`. What is below e^-80 of its row's largest, far under rounding, is zero: denormal
-    numbers take many times as long.
+    """exp(v - top), in place of `v`. Results near the smallest normal number (e^-80 in float32, far under the rounding
+    of their row's sum) are zero: denormal numbers take twenty times as long.
     """
-    return torch.threshold_(v.sub_(top[:, None]), -80.0, -math.inf).exp_()
+    negligible = 0.92 * math.log(torch.finfo(v.dtype).tiny)
+    return torch.threshold_(v.sub_(top[:, None]), negligible, -math.inf).exp_()
 
 
 class Sum:
