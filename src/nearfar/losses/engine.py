@@ -224,9 +224,9 @@ class _Run:
             state = HardestRows(spec, n, self.like)
         else:
             state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])
-        tiles = _Tiles(
-            self, group, keep=len(state.sweeps) > 1 or (self._wants_tiles and not isinstance(state, HardestRows))
-        )
+        # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
+        hold = self._wants_tiles and isinstance(state, GatheredRows)
+        tiles = _Tiles(self, group, hold, keep=hold or len(state.sweeps) > 1)
         for sweep in state.sweeps:
             for views in tiles.visit():
                 for view in views:
@@ -314,12 +314,14 @@ class _Run:
 
 
 class _Tiles:
-    """The tiles of a group, as views for the rows they serve. Kept while the budget lasts; those beyond it are
-    computed at every visit.
+    """The tiles of a group, as views for the rows they serve.
+
+    They are kept while the budget lasts, first as similarities, then (`hold`) as the gradients that these become; those
+    beyond it are computed at every visit.
     """
 
-    def __init__(self, run: _Run, group: _Group, keep: bool):
-        self.run, self.group = run, group
+    def __init__(self, run: _Run, group: _Group, hold: bool, keep: bool):
+        self.run, self.group, self.hold = run, group, hold
         self.left = run.plan.budget if keep else 0
         self.kept: dict[int, list[View]] = {}
 
@@ -328,21 +330,32 @@ class _Tiles:
             views = self.kept.get(index)
             if views is None:
                 views = self._make(i, j)
-                size = views[0].s.nbytes + sum(view.pairs.nbytes for view in views if view.pairs is not None)
+                size = sum(view.nbytes for view in views)
                 if size <= self.left:
                     self.left -= size
                     self.kept[index] = views
+                    for view in views:
+                        view.keep = self.hold
             yield views
 
     def _make(self, i: slice, j: slice) -> list[View]:
         run, start = self.run, self.group.rows.start
         s = run._similarities(i, j)
-        norms = (
-            None if run.x.norm is None or run.x.normalize else run.x.norm[i],
-            None if run.y.norm is None or run.y.normalize else run.y.norm[j],
-        )
-        log_weight = None if run.log_weight is None else run.log_weight[j]
-        views = [View(slice(i.start - start, i.stop - start), s, run.pairs.tile(i, j), j.start, log_weight, *norms)]
+        views = [self._view(slice(i.start - start, i.stop - start), s, i, j)]
         if run.plan.same and i.start != j.start:
-            views.append(View(j, s.t(), run.pairs.tile(j, i), i.start))
+            views.append(self._view(j, s.t(), j, i))
         return views
+
+    def _view(self, rows: slice, s: Tensor, i: slice, j: slice) -> View:
+        run = self.run
+        pairs = run.pairs.tile(i, j)
+        return View(
+            rows,
+            s,
+            pairs,
+            listed=None if pairs is None else s.gather(1, pairs.columns),
+            column_offset=j.start,
+            log_weight=None if run.log_weight is None else run.log_weight[j],
+            row_norm=None if run.x.norm is None or run.x.normalize else run.x.norm[i],
+            column_norm=None if run.y.norm is None or run.y.normalize else run.y.norm[j],
+        )

@@ -1,9 +1,8 @@
 """Row statistics: what a row must know of all its pairs, gathered tile by tile, and the gradient that follows from it.
 
 Statistics are monoids: they start empty, take in tiles in any order, and merge; so column tiles, mirrored tiles and
-    shards all use the same `add`.
-A state lives for one group of rows. The engine shows it every tile of the group once per sweep, then calls `finish`,
-and then, if gradients are wanted, asks for `gradient(view)` of every tile.
+shards all use the same `merge`. A state lives for one group of rows. The engine shows it every tile of the group once
+per sweep, then calls `finish`, and then, if gradients are wanted, asks for `gradient(view)` of every tile.
 
 Shapes: n rows of the group; b rows and t columns of a tile; K slots of its table of positives.
 """
@@ -21,79 +20,116 @@ from nearfar.losses.weights import Sides
 
 @dataclass
 class View:
-    """One tile as its rows see it."""
+    """One tile as its rows see it. With `keep`, what the gradient needs is formed in the first sweep and stays here."""
 
     rows: slice  # within the group
-    s: Tensor  # (b, t) similarities; never written to
+    s: Tensor | None  # (b, t) similarities, not written to; given up once `held` takes their place
     pairs: TilePairs | None
+    listed: Tensor | None  # (b, K) the similarities in the pairs' table
     column_offset: int = 0  # the tile's first column
+    keep: bool = False
+    held: "Held | None" = None
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
     row_norm: Tensor | None = None  # (b,) norms that s keeps, where a map asks for them
     column_norm: Tensor | None = None  # (t,)
 
+    @property
+    def nbytes(self) -> int:
+        """What keeping it takes."""
+        assert self.s is not None
+        return self.s.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+
     def pair_norm(self, pairs: TilePairs) -> Tensor | None:
+        """(b, K) the norms of the listed pairs."""
         if self.row_norm is None:
             return None
         norm = self.row_norm[:, None].expand_as(pairs.columns)
         return norm if self.column_norm is None else norm * self.column_norm[pairs.columns]
 
 
+@dataclass
+class Held:
+    """The negatives of a tile on their way to a gradient: d N / d s, but for a factor that needs the whole row."""
+
+    g: Tensor  # (b, t)
+    part: tuple[Tensor, Tensor]  # the tile's own statistic
+    scale: float  # the map's slope, where it is one number
+
+
 class LogSumExp:
-    """log sum_c exp(v_rc), as (top, total): the largest value so far, and the sum of exp(v - top)."""
+    """log sum_c exp(v_rc), as (top, total): the largest value, and the sum of exp(v - top)."""
 
     empty = -math.inf
 
     def __init__(self, n: int, like: Tensor):
-        self.top = like.new_full((n,), -math.inf)
-        self.total = like.new_zeros(n)
-        self.lowest = torch.finfo(like.dtype).min
+        self.n, self.like, self.lowest = n, like, torch.finfo(like.dtype).min
+        self.part: tuple[Tensor, Tensor] | None = None
 
-    def add(self, rows: slice, v: Tensor) -> None:
-        """Take in the values `v` (b, t), which are used up."""
-        before = self.top[rows]
-        top = torch.maximum(before, v.amax(1))
-        finite = top.clamp_min(self.lowest)  # of a row still empty: -inf - lowest is -inf, not NaN
-        total = _exp_below(v, finite).sum(1)
-        self.total[rows] = self.total[rows] * (before - finite).exp_() + total
-        self.top[rows] = top
+    def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The statistic of the values `v` (b, t), which become exp(v - top)."""
+        top = v.amax(1)
+        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32, far
+        # under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
+        v.sub_(top.clamp_min(self.lowest)[:, None])
+        torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
+        return top, v.sum(1)
+
+    def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
+        """Take in the statistic of a tile of these rows."""
+        whole = rows == slice(0, self.n)
+        if self.part is None:
+            if whole:
+                self.part = part
+                return
+            self.part = self.like.new_full((self.n,), -math.inf), self.like.new_zeros(self.n)
+        (tops, totals), (top, total) = self.part, part
+        before = tops[rows]
+        both = torch.maximum(before, top)
+        finite = both.clamp_min(self.lowest)
+        total = totals[rows] * (before - finite).exp_() + total * (top - finite).exp_()
+        if whole:  # never written to: the first tile's own statistic may be in there
+            self.part = both, total
+        else:
+            tops[rows], totals[rows] = both, total
 
     def value(self) -> Tensor:
-        return self.top + self.total.log()
+        """(n,)."""
+        if self.part is None:
+            return self.like.new_full((self.n,), -math.inf)
+        return self.part[0] + self.part[1].log()
 
-    def share(self, rows: slice, v: Tensor) -> tuple[Tensor, Tensor]:
-        """d value / d v as (b, t) in place of `v`, times a factor (b, 1): more exact than exp(v - value)."""
-        share = _exp_below(v, self.top[rows].clamp_min(self.lowest))
-        total = self.total[rows, None]
-        return share, torch.where(total > 0, 1 / total, 0)
-
-
-def _exp_below(v: Tensor, top: Tensor) -> Tensor:
-    """exp(v - top), in place of `v`. Results near the smallest normal number (e^-80 in float32, far under the rounding
-    of their row's sum) are zero: denormal numbers take twenty times as long.
-    """
-    negligible = 0.92 * math.log(torch.finfo(v.dtype).tiny)
-    return torch.threshold_(v.sub_(top[:, None]), negligible, -math.inf).exp_()
+    def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor:
+        """(b, 1) what turns a tile's own exp(v - top) into d value / d v; more exact than exp(v - value)."""
+        assert self.part is not None
+        tops, totals = self.part[0][rows], self.part[1][rows]
+        scaled = (part[0] - tops.clamp_min(self.lowest)).exp_().div_(totals)
+        return torch.where(totals > 0, scaled, 0)[:, None]
 
 
 class Sum:
-    """sum_c v_rc, and how many terms of it are not zero. With `count` given, the mean."""
+    """sum_c v_rc, and how many terms of it are not zero; the mean, if `count` is given."""
 
     empty = 0.0
 
     def __init__(self, n: int, like: Tensor, count: Tensor | None = None):
-        self.total = like.new_zeros(n)
-        self.active = like.new_zeros(n)
-        self.factor = None if count is None else 1 / count.clamp_min(1).to(like.dtype)
+        self.total, self.active = like.new_zeros(n), like.new_zeros(n)
+        self.scale = None if count is None else 1 / count.clamp_min(1).to(like.dtype)
 
-    def add(self, rows: slice, v: Tensor) -> None:
-        self.total[rows] += v.sum(1)
-        self.active[rows] += torch.count_nonzero(v, dim=1)
+    def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The statistic of the values `v` (b, t), which become the derivatives, 1."""
+        part = v.sum(1), torch.count_nonzero(v, dim=1)
+        v.fill_(1)
+        return part
+
+    def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
+        self.total[rows] += part[0]
+        self.active[rows] += part[1]
 
     def value(self) -> Tensor:
-        return self.total if self.factor is None else self.total * self.factor
+        return self.total if self.scale is None else self.total * self.scale
 
-    def share(self, rows: slice, v: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        return 1.0, 1.0 if self.factor is None else self.factor[rows, None]
+    def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor | float:
+        return 1.0 if self.scale is None else self.scale[rows, None]
 
 
 class EachPositive:
@@ -103,17 +139,15 @@ class EachPositive:
 
     def __init__(self, negatives: Tensor, count: Tensor):
         self.negatives = negatives
-        self.factor = 1 / count.clamp_min(1).to(negatives.dtype)
+        self.scale = 1 / count.clamp_min(1).to(negatives.dtype)
         self.total = torch.zeros_like(negatives)
         self.pull = torch.zeros_like(negatives)  # d l / d N
 
     def add(self, rows: slice, u: Tensor) -> None:
-        x = u + self.negatives[rows, None]
-        self.pull[rows] += torch.sigmoid(x).sum(1) * self.factor[rows]
-        self.total[rows] += softplus(x).sum(1) * self.factor[rows]
-
-    def share(self, rows: slice, u: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.sigmoid(u + self.negatives[rows, None]), self.factor[rows, None]
+        """Take in the terms `u` (b, K), which become sigmoid(u + N)."""
+        u.add_(self.negatives[rows, None])
+        self.total[rows] += softplus(u).sum(1) * self.scale[rows]
+        self.pull[rows] += u.sigmoid_().sum(1) * self.scale[rows]
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -137,11 +171,12 @@ class GatheredRows:
         self.spec = spec
         self.count = positives
         self.negative = Sum(n, like) if spec.gather[1] == "sum" else LogSumExp(n, like)
-        self.positive: LogSumExp | Sum | EachPositive
+        self.positive: LogSumExp | Sum
         if spec.gather[0] == "lse":
             self.positive = LogSumExp(n, like)
         else:
             self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None)
+        self.each: EachPositive | None = None
         self.sweeps = [self.collect]
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
@@ -151,44 +186,61 @@ class GatheredRows:
             self.sweeps.append(self.collect_each)
 
     def find_extremes(self, view: View) -> None:
-        s = view.s.clone()
-        if view.pairs is not None:
-            listed = s.gather(1, view.pairs.columns).masked_fill_(~view.pairs.positive, math.inf)
+        """The least similar positive and the most similar negative, for the mining."""
+        assert view.s is not None
+        s = view.s
+        if view.pairs is not None and view.listed is not None:
+            listed = view.listed.masked_fill(~view.pairs.positive, math.inf)
             self.lowest_positive[view.rows] = torch.minimum(self.lowest_positive[view.rows], listed.amin(1))
-            view.pairs.hide(s, -math.inf)
+            s = view.pairs.hide(s.clone(), -math.inf)
         self.highest_negative[view.rows] = torch.maximum(self.highest_negative[view.rows], s.amax(1))
 
     def collect(self, view: View) -> None:
-        self.negative.add(view.rows, self._negative_slopes(view, value_only=True)[0])
+        """P and N."""
+        held = self._hold(view, gradient=view.keep)
+        self.negative.merge(view.rows, held.part)
+        if view.keep:
+            view.held, view.s = held, None
         if view.pairs is not None and self.spec.combine != "each":
-            self.positive.add(view.rows, self._positive_slopes(view, view.pairs)[0])
+            u, _, _ = self._positive_terms(view, view.pairs)
+            self.positive.merge(view.rows, self.positive.gather(u))
 
     def collect_each(self, view: View) -> None:
-        if not isinstance(self.positive, EachPositive):
-            self.positive = EachPositive(self.negative.value(), self.count)
+        """What every positive makes of N."""
+        if self.each is None:
+            self.each = EachPositive(self.negative.value(), self.count)
         if view.pairs is not None:
-            self.positive.add(view.rows, self._positive_slopes(view, view.pairs)[0])
+            self.each.add(view.rows, self._positive_terms(view, view.pairs)[0])
 
-    def _negative_slopes(self, view: View, value_only: bool = False) -> tuple[Tensor, Tensor | float]:
+    def _hold(self, view: View, gradient: bool) -> Held:
         s = view.s
+        assert s is not None
         if self.spec.mining is not None:
-            # A row's threshold as a threshold at zero, which is one cheap pass; -inf passes through the (linear) map.
-            floor = (self.lowest_positive[view.rows] - self.spec.mining).clamp_max_(torch.finfo(s.dtype).max)[:, None]
+            # A row's threshold as one at zero, which is a cheap pass; -inf passes through the (linear) map.
+            floor = self.lowest_positive[view.rows] - self.spec.mining
+            floor = floor.clamp_max_(torch.finfo(s.dtype).max)[:, None]
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
-        v: Tensor
-        slope: Tensor | float = 0.0
-        if value_only:
-            v = self.spec.negative.value(s)
-        else:
+        slope: Tensor | float = 1.0
+        if gradient:
             v, slope, _ = self.spec.negative.slopes(s)
+        else:
+            v = self.spec.negative.value(s)
         if view.log_weight is not None:
             v.add_(view.log_weight)
         if view.pairs is not None:
             view.pairs.hide(v, self.negative.empty, keep_positives=self.spec.others)
-        return v, slope
+        part = self.negative.gather(v)
+        if not isinstance(slope, Tensor):
+            return Held(v, part, slope)
+        v.mul_(slope)
+        if view.pairs is not None and self.negative.empty == 0:  # the derivative of a sum does not vanish by itself
+            view.pairs.hide(v, 0.0)
+        return Held(v, part, 1.0)
 
-    def _positive_slopes(self, view: View, pairs: TilePairs) -> tuple[Tensor, Tensor | float, Tensor | None]:
-        s = view.s.gather(1, pairs.columns)
+    def _positive_terms(self, view: View, pairs: TilePairs) -> tuple[Tensor, Tensor | float, Tensor | None]:
+        """u (b, K), empty where there is no positive pair, and the map's slopes."""
+        s = view.listed
+        assert s is not None
         u, slope, norm_slope = self.spec.positive.slopes(s, view.pair_norm(pairs))
         if view.log_weight is not None:
             u.add_(view.log_weight[pairs.columns])
@@ -198,49 +250,45 @@ class GatheredRows:
         return u.masked_fill_(~kept, self.positive.empty), slope, norm_slope
 
     def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
-        """The rows' losses; keeps what the gradient of sum_r weight_r l_r needs."""
-        n = self.negative.value()
-        if isinstance(self.positive, EachPositive):
-            losses, by_p, by_n = self.positive.total, torch.ones_like(n), self.positive.pull
+        """The rows' losses (n,); keeps what the gradient of sum_r weight_r l_r needs."""
+        if self.each is not None:
+            losses, by_p, by_n = self.each.total, self.each.scale, self.each.pull
         elif self.spec.combine == "joint":
-            losses, by_p = activate(self.spec.act, self.positive.value() + n)
+            losses, by_p = activate(self.spec.act, self.positive.value() + self.negative.value())
             by_n = by_p
         else:
             a, b = sides[0] * self.spec.side_scale[0], sides[1] * self.spec.side_scale[1]
             loss_p, by_p = activate(self.spec.act, self.positive.value())
-            loss_n, by_n = activate(self.spec.act, n)
+            loss_n, by_n = activate(self.spec.act, self.negative.value())
             losses, by_p, by_n = loss_p * a + loss_n * b, by_p * a, by_n * b
-        self.pull_p, self.pull_n = (weight * torch.where(counted, d, 0) for d in (by_p, by_n))
+        weight = torch.where(counted, weight, 0)
+        # What is not counted may be infinite, and times a weight of zero it would be NaN.
+        self.pull_p = weight * torch.where(counted, by_p, 0)
+        self.pull_n = self.pull_p if by_n is by_p else weight * torch.where(counted, by_n, 0)
         return torch.where(counted, losses, 0)
 
-    def active_sides(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def active_sides(self, weight: Tensor) -> Sides:
         """The factors that make the mean one over the pairs whose terms are not zero, positives and negatives apart."""
         assert isinstance(self.positive, Sum) and isinstance(self.negative, Sum)
         return active_side(self.positive.active, weight), active_side(self.negative.active, weight)
 
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
-        v, slope = self._negative_slopes(view)
-        share, factor = self.negative.share(view.rows, v)
-        g = _product(share, slope, self.pull_n[view.rows, None] * factor)
+        held = view.held or self._hold(view, gradient=True)
+        pull = self.pull_n[view.rows, None] * held.scale
+        g = held.g.mul_(pull * self.negative.factor(view.rows, held.part))
         if view.pairs is None:
             return g, None
-        if self.negative.empty == 0:  # a sum's share does not vanish by itself
-            view.pairs.hide(g, 0.0)
-        u, slope, norm_slope = self._positive_slopes(view, view.pairs)
+        u, slope, norm_slope = self._positive_terms(view, view.pairs)
         kept = view.pairs.positive if self.positive.empty == 0 else u > -math.inf
-        share, factor = self.positive.share(view.rows, u)
-        pull = torch.where(kept, share * (self.pull_p[view.rows, None] * factor), 0)
-        g.scatter_add_(1, view.pairs.columns, pull * slope)
-        return g, None if norm_slope is None else pull * norm_slope
-
-
-def _product(share: Tensor | float, slope: Tensor | float, pull: Tensor) -> Tensor:
-    """share * slope * pull, in place where there is a tile to write on."""
-    if isinstance(share, Tensor):
-        return share.mul_(slope).mul_(pull) if isinstance(slope, Tensor) else share.mul_(pull * slope)
-    assert isinstance(slope, Tensor)
-    return slope.mul_(pull)
+        pull = self.pull_p[view.rows, None]
+        if self.each is not None:
+            u.add_(self.each.negatives[view.rows, None]).sigmoid_()
+        else:
+            pull = pull * self.positive.factor(view.rows, self.positive.gather(u))
+        h = torch.where(kept, u * pull, 0)
+        g.scatter_add_(1, view.pairs.columns, h * slope)
+        return g, None if norm_slope is None else h * norm_slope
 
 
 def active_side(active: Tensor, weight: Tensor) -> Tensor:
@@ -250,11 +298,9 @@ def active_side(active: Tensor, weight: Tensor) -> Tensor:
 
 
 class HardestRows:
-    """The state of rows of which only the hardest pairs count: the least similar positive and the most similar
-    negative.
+    """The state of rows of which only the hardest pairs count: the least similar positive, the most similar negative.
 
-    The maps are monotone, so the hardest pair is found among the similarities themselves, and the gradient is two
-    entries a row.
+    The maps are monotone, so the hardest pair is found among the similarities, and the gradient is two entries a row.
     """
 
     def __init__(self, spec: LossSpec, n: int, like: Tensor):
@@ -266,23 +312,23 @@ class HardestRows:
         self.negative_column = torch.zeros_like(self.positive_column)
 
     def collect(self, view: View) -> None:
-        s = view.s
-        if view.pairs is not None:
-            listed = s.gather(1, view.pairs.columns).masked_fill_(~view.pairs.positive, math.inf)
-            hardest, slot = listed.min(1)
+        """The hardest pairs so far, and where they are."""
+        s, rows = view.s, view.rows
+        assert s is not None
+        if view.pairs is not None and view.listed is not None:
+            hardest, slot = view.listed.masked_fill(~view.pairs.positive, math.inf).min(1)
             column = view.pairs.columns.gather(1, slot[:, None])[:, 0] + view.column_offset
-            closer = hardest < self.positive[view.rows]
-            self.positive[view.rows] = torch.where(closer, hardest, self.positive[view.rows])
-            self.positive_column[view.rows] = torch.where(closer, column, self.positive_column[view.rows])
+            harder = hardest < self.positive[rows]
+            self.positive[rows] = torch.where(harder, hardest, self.positive[rows])
+            self.positive_column[rows] = torch.where(harder, column, self.positive_column[rows])
             s = view.pairs.hide(s.clone(), -math.inf)
         hardest, column = s.max(1)
-        closer = hardest > self.negative[view.rows]
-        self.negative[view.rows] = torch.where(closer, hardest, self.negative[view.rows])
-        self.negative_column[view.rows] = torch.where(
-            closer, column + view.column_offset, self.negative_column[view.rows]
-        )
+        harder = hardest > self.negative[rows]
+        self.negative[rows] = torch.where(harder, hardest, self.negative[rows])
+        self.negative_column[rows] = torch.where(harder, column + view.column_offset, self.negative_column[rows])
 
     def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
+        """The rows' losses (n,), and the gradient's two entries a row: (columns, d loss / d s)."""
         u, slope_p, _ = self.spec.positive.slopes(torch.where(counted, self.positive, 0))
         v, slope_n, _ = self.spec.negative.slopes(torch.where(counted, self.negative, 0))
         losses, by = activate(self.spec.act, u + v)
