@@ -56,7 +56,7 @@ class Vectors:
         if normalize or keep_norm:
             parts = [torch.linalg.vector_norm(self.block(part), dim=1) for part in self._parts()]
             self.norm = torch.cat(parts) if parts else raw.new_zeros(0, dtype=dtype)
-            self._inverse = torch.where(self.norm > torch.finfo(dtype).tiny, 1 / self.norm, 0)
+            self._inverse = self.norm.reciprocal().nan_to_num_(posinf=0.0)
         if self._whole is not None:
             self._whole = self._prepare(self._whole, self._inverse)
 

@@ -14,12 +14,15 @@ Sides = tuple[Tensor | float, Tensor | float]
 
 def ordered(values: Tensor, order: Tensor | None) -> Tensor:
     """From the caller's order to the engine's."""
-    return values if order is None else values[order]
+    return values if order is None else values.index_select(0, order)
 
 
 def restored(values: Tensor, order: Tensor | None) -> Tensor:
     """From the engine's order to the caller's."""
-    return values if order is None else torch.empty_like(values).index_copy_(0, order, values)
+    if order is None:
+        return values
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return values.index_select(0, inverse)
 
 
 class RowWeights:
