@@ -35,7 +35,17 @@ def evaluate(
         weights = RowWeights(plan, dtype)
         masks = pairs.masks(slice(0, len(x)))
         if isinstance(spec, StripSpec):
-            losses = spec.function(s, *masks, *parameters)
+            result = spec.function(s, *masks, *parameters)
+            if spec.average == "sides":
+                losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
+            elif spec.average == "active":
+                mean = plan.reduction == "mean"
+                losses = (
+                    result[0] * active_side(result[1], weights.weight) if mean else result[0] / result[1].clamp_min(1)
+                )
+            else:
+                assert isinstance(result, Tensor)
+                losses = result
         else:
             pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
             log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()

@@ -159,9 +159,10 @@ class _Run:
         self.log_weight = plan.column_weight
         if self.log_weight is not None:
             self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
-        self.n, self.m = len(rows), len(self.y.raw)
+        self.n, self.m = len(self.pairs.positives), len(self.y.raw)
         self.like = rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, dtype, upstream)
+        self.active = self._zeros(())  # the weighted number of active terms that strip functions report
 
         self.grad_x = self._zeros(rows.shape) if needs[0] else None
         self.grad_y = self.grad_x if columns is None else self._zeros(columns.shape) if needs[1] else None
@@ -180,13 +181,17 @@ class _Run:
         losses = self._zeros((self.n,))
         for group in self._groups():
             losses[group.rows] = (
-                self._strip(group) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
+                self._strip(group.rows, self.spec)
+                if isinstance(self.spec, StripSpec)
+                else self._group(group, self.spec)
             )
-        if self.plan.reduction != "none":
-            result = torch.dot(losses, self.weights.pull)
-        else:
-            result = restored(losses * self.weights.weight, self.pairs.row_order)
-        return result, self._gradients()
+        if self.plan.reduction == "none":
+            return restored(losses * self.weights.weight, self.pairs.row_order), self._gradients()
+        result, grads = torch.dot(losses, self.weights.pull), self._gradients()
+        if isinstance(self.spec, StripSpec) and self.spec.average == "active" and self.plan.reduction == "mean":
+            scale = torch.where(self.active > 0, self.weights.weight.sum() / self.active, 0)
+            return result * scale, tuple(g if g is None else g.mul_(scale) for g in grads)
+        return result, grads
 
     def _gradients(self) -> Grads:
         grad_x = None if self.grad_x is None else self.x.gradient(self.grad_x, self.grad_norm_x)
@@ -198,7 +203,8 @@ class _Run:
         """Cut the rows into groups, and these into tiles."""
         if isinstance(self.spec, StripSpec):
             # A strip function keeps some dozen temporaries of its strip.
-            height = max(1, self.plan.budget // (12 * max(1, self.m) * self.like.element_size()))
+            row_bytes = self.m * self.like.element_size() * len(self.x.raw) // max(1, self.n)
+            height = max(1, self.plan.budget // (12 * max(1, row_bytes)))
             columns = [slice(0, self.m)]
         elif self.plan.same:
             edges = list(blocks(self.n, max(1, min(SQUARE, math.isqrt(self.plan.tile)))))
@@ -208,7 +214,7 @@ class _Run:
             columns = list(blocks(self.m, min(WIDEST, self.plan.tile)))
             height = max(min(FEWEST_ROWS, self.plan.tile), self.plan.tile // min(WIDEST, self.m))
         strips = [[(rows, part) for part in columns] for rows in blocks(self.n, height)]
-        if self.spec.average == "active":  # the weights depend on every row
+        if self.spec.average == "active" and isinstance(self.spec, LossSpec):  # the weights depend on every row
             yield _Group(slice(0, self.n), [tile for strip in strips for tile in strip])
         else:
             yield from (_Group(strip[0][0], strip) for strip in strips)
@@ -288,20 +294,21 @@ class _Run:
             if self.grad_y is not None:
                 self.grad_y.index_add_(0, columns, self.x.block(rows) * pull[:, None])
 
-    def _strip(self, group: _Group) -> Tensor:
+    def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
         """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
-        assert isinstance(self.spec, StripSpec)
-        i, j = group.tiles[0]
+        k = spec.vectors_per_class if spec.anchors == "proxies" else 1
+        i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
         s = self._similarities(i, j)
+        masks = self.pairs.masks(rows)
         parameters = [p.detach() for p in self.parameters if p is not None]
-        positive, negative = self.pairs.masks(i)
-        if not any(self.needs):
-            return torch.where(self.weights.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
-        with torch.enable_grad():
-            inputs = [s.requires_grad_(), *(p.requires_grad_() for p in parameters)]
-            losses = torch.where(self.weights.counted[i], self.spec.function(s, positive, negative, *parameters), 0)
+        wanted = any(self.needs)
+        with torch.set_grad_enabled(wanted):
+            inputs = [t.requires_grad_(wanted) for t in (s, *parameters)]
+            losses = self._strip_losses(spec, rows, spec.function(s, *masks, *parameters))
+            if not wanted:
+                return losses
             g, *by_parameter = torch.autograd.grad(
-                losses, inputs, self.weights.pull[i], allow_unused=True, materialize_grads=True
+                losses, inputs, self.weights.pull[rows], allow_unused=True, materialize_grads=True
             )
         if self.grad_x is not None:
             self.grad_x[i].addmm_(g, self.y.block(j))
@@ -311,6 +318,21 @@ class _Run:
             if total is not None:
                 total += grad
         return losses.detach()
+
+    def _strip_losses(self, spec: StripSpec, rows: slice, result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        if spec.average == "sides":
+            factor, one = self.weights.sides
+            assert isinstance(factor, Tensor)
+            losses = result[0] * factor[rows] + result[1] * one
+        elif spec.average == "active":
+            count = result[1].detach()
+            self.active = self.active + (count * self.weights.weight[rows]).sum()
+            # The mean over active terms divides by their number in all rows, in the end.
+            losses = result[0] if self.plan.reduction == "mean" else result[0] / count.clamp_min(1)
+        else:
+            assert isinstance(result, Tensor)
+            losses = result
+        return torch.where(self.weights.counted[rows], losses, 0)
 
 
 class _Tiles:

@@ -60,12 +60,16 @@ class StripSpec:
     """A row-local loss outside the formula: a differentiable function of a strip of similarities.
 
     Args:
-        function: `function(s, positive, negative, *parameters) -> (b,)`, the losses of b rows from their similarities
-            (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
-        average, normalize: as in `LossSpec`; "sides" and "active" do not apply.
+        function: `function(s, positive, negative, *parameters)` gives the losses (b,) of b rows, from their
+            similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
+            For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
+        average, anchors, normalize: as in `LossSpec`.
+        vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
+            class where `s` has K.
     """
 
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor | tuple[Tensor, Tensor]]
     average: Average = "both"
     normalize: tuple[bool, bool] = (True, True)
     anchors: Literal["samples", "proxies"] = "samples"
+    vectors_per_class: int = 1
