@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.engine import Plan
-from nearfar.losses.maps import Map
+from nearfar.losses.maps import through
 from nearfar.losses.rows import active_side, softplus
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import norms, unit
@@ -67,7 +67,7 @@ def _losses(
         lowest, highest = s.masked_fill(~positive, math.inf).amin(1), s.masked_fill(~negative, -math.inf).amax(1)
         negative = negative & (s > lowest[:, None] - spec.mining)
         positive = positive & (s < highest[:, None] + spec.mining)
-    u, v = _apply(spec.positive, s, norm), _apply(spec.negative, s, None)
+    u, v = through(spec.positive, s, norm), through(spec.negative, s)
     if log_weight is not None:
         u, v = u + log_weight, v + log_weight
     denominator = positive | negative if spec.others else negative
@@ -88,17 +88,12 @@ def _act(act: str, x: Tensor) -> Tensor:
     return softplus(x) if act == "softplus" else torch.relu(x) if act == "relu" else x
 
 
-def _apply(function: Map, s: Tensor, norm: Tensor | None) -> Tensor:
-    """The map with the slopes that it states, which need not be its derivatives."""
-    value, slope, norm_slope = function.slopes(s.detach(), None if norm is None else norm.detach())
-    value = value + slope * (s - s.detach())
-    return value if norm is None or norm_slope is None else value + norm_slope * (norm - norm.detach())
-
-
 def _gather(how: str, v: Tensor, mask: Tensor) -> Tensor:
     if how in ("sum", "mean"):
         total = torch.where(mask, v, 0).sum(1)
         return total / mask.sum(1).clamp_min(1) if how == "mean" else total
+    if how == "min":
+        return -_gather("max", -v, mask)
     some = mask.any(1)
     v = torch.where(mask, v, -math.inf).where(some[:, None], 0)  # an empty row would give NaN slopes
     return torch.where(some, torch.logsumexp(v, 1) if how == "lse" else v.max(1).values, -math.inf)

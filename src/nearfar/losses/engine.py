@@ -226,7 +226,7 @@ class _Run:
     def _group(self, group: _Group, spec: LossSpec) -> Tensor:
         n = group.rows.stop - group.rows.start
         state: GatheredRows | HardestRows
-        if spec.gather[0] == "max":
+        if spec.gather[1] == "max":
             state = HardestRows(spec, n, self.like)
         else:
             state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])

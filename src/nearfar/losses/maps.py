@@ -29,6 +29,13 @@ class Map(Protocol):
     def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes: ...
 
 
+def through(function: Map, s: Tensor, n: Tensor | None = None) -> Tensor:
+    """The map under autograd, with the slopes that it states, which need not be its derivatives."""
+    value, slope, norm_slope = function.slopes(s.detach(), None if n is None else n.detach())
+    value = value + slope * (s - s.detach())
+    return value if n is None or norm_slope is None else value + norm_slope * (n - n.detach())
+
+
 @dataclass(frozen=True)
 class Linear:
     """f(s) = scale * s + offset."""

@@ -168,6 +168,15 @@ class _MaskedTile:
         return v.masked_fill_(~(self.others if keep_positives else self.negative), value)
 
 
+def table_of(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    """The columns where each row of `mask` (b, t) is true, as a table (b, slots), and which of its slots are filled."""
+    # Slot k of a row takes its k-th column; everything else falls into a slot that is cut off.
+    slot = torch.where(mask, mask.cumsum(1) - 1, slots).clamp_max_(slots)
+    index = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    table = index.new_zeros(len(mask), slots + 1).scatter_(1, slot, index)[:, :slots]
+    return table, torch.arange(slots, device=mask.device) < mask.sum(1, keepdim=True)
+
+
 MaskFunction = Callable[[slice, slice], tuple[Tensor, Tensor]]
 
 
@@ -189,12 +198,7 @@ class MaskPairs:
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         positive, negative = self.mask(rows, columns)
         slots = max(1, min(self.widest, columns.stop - columns.start))
-        # Slot k of a row takes its k-th positive column; everything else falls into a slot that is cut off.
-        slot = torch.where(positive, positive.cumsum(1) - 1, slots).clamp_max_(slots)
-        index = torch.arange(positive.shape[1], device=positive.device).expand_as(positive)
-        table = index.new_zeros(len(positive), slots + 1).scatter_(1, slot, index)[:, :slots]
-        filled = torch.arange(slots, device=positive.device) < positive.sum(1, keepdim=True)
-        return _MaskedTile(table, filled, negative, positive | negative)
+        return _MaskedTile(*table_of(positive, slots), negative, positive | negative)
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         return self.mask(rows, slice(0, self.columns))

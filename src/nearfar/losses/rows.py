@@ -298,14 +298,15 @@ def active_side(active: Tensor, weight: Tensor) -> Tensor:
 
 
 class HardestRows:
-    """The state of rows of which only the hardest pairs count: the least similar positive, the most similar negative.
+    """The state of rows of which one pair of each kind counts: the hardest ("max"), or the easiest positive ("min").
 
-    The maps are monotone, so the hardest pair is found among the similarities, and the gradient is two entries a row.
+    The maps are monotone, so the pair is found among the similarities, and the gradient is two entries a row.
     """
 
     def __init__(self, spec: LossSpec, n: int, like: Tensor):
         self.spec = spec
         self.sweeps = [self.collect]
+        self.sign = 1 if spec.gather[0] == "max" else -1  # the least of sign * s is sought among the positives
         self.positive = like.new_full((n,), math.inf)
         self.negative = like.new_full((n,), -math.inf)
         self.positive_column = torch.zeros(n, dtype=torch.long, device=like.device)
@@ -316,7 +317,7 @@ class HardestRows:
         s, rows = view.s, view.rows
         assert s is not None
         if view.pairs is not None and view.listed is not None:
-            hardest, slot = view.listed.masked_fill(~view.pairs.positive, math.inf).min(1)
+            hardest, slot = (view.listed * self.sign).masked_fill_(~view.pairs.positive, math.inf).min(1)
             column = view.pairs.columns.gather(1, slot[:, None])[:, 0] + view.column_offset
             harder = hardest < self.positive[rows]
             self.positive[rows] = torch.where(harder, hardest, self.positive[rows])
@@ -329,7 +330,7 @@ class HardestRows:
 
     def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
         """The rows' losses (n,), and the gradient's two entries a row: (columns, d loss / d s)."""
-        u, slope_p, _ = self.spec.positive.slopes(torch.where(counted, self.positive, 0))
+        u, slope_p, _ = self.spec.positive.slopes(torch.where(counted, self.positive * self.sign, 0))
         v, slope_n, _ = self.spec.negative.slopes(torch.where(counted, self.negative, 0))
         losses, by = activate(self.spec.act, u + v)
         pull = weight * torch.where(counted, by, 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from nearfar.losses.maps import Map
 
 Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
-Gather = Literal["lse", "sum", "mean", "max"]
+Gather = Literal["lse", "sum", "mean", "max", "min"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class LossSpec:
 
     Args:
         positive, negative: the maps f_p and f_n.
-        gather: A_p and A_n. "max" keeps the hardest pair: the least similar positive, the most similar negative.
+        gather: A_p and A_n. "max" keeps the hardest pair: the least similar positive, the most similar negative;
+            "min", for positives, the most similar.
         combine: "joint", "split" or "each", see above.
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
