@@ -7,35 +7,37 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 READY := $(VENV)/.ready
-CODE := src tests demo docs
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint format demo docs-tables clean
+.PHONY: help test lint format demo bench-check docs-tables clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: lint ## lint, then all tests, on $(JOBS) processes
+test: lint ## ruff and mypy, then every test, on JOBS=2 processes
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
 lint: $(READY) ## ruff and mypy
-	$(BIN)/ruff check $(CODE)
-	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 format: $(READY) ## let ruff repair what it can
-	$(BIN)/ruff check --fix $(CODE)
-	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
 demo: $(READY) ## train three losses on digits and search digits they have never seen
 	@$(BIN)/python demo/digits.py
+
+bench-check: $(READY) ## compare the losses' speed with the stored ratios; on a quiet machine
+	$(BIN)/python -m benchmarks check
 
 docs-tables: $(READY) ## write README.md's table of losses from the registry
 	$(BIN)/python docs/tables.py
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The build backend is installed first and used as it is, so that it too is the pinned one, whichever pip the machine has.
 $(READY): pyproject.toml constraints.txt

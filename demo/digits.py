@@ -1,17 +1,19 @@
 """Train on the digits 0-4, search among the digits 5-9: what a metric-learning loss is for, in a few seconds.
 
-Clean, scikit-learn's 8 x 8 digits are too easy: raw pixels find a digit of the same class 99 times of 100. So every picture is seen
-under a light of its own, a plane of brightness added to it. A network of two linear layers, trained with a loss on the digits 0-4,
-learns to look through the light, and that serves the digits 5-9, which it has never seen.
+Clean, scikit-learn's 8 x 8 digits are too easy: raw pixels find a digit of the same class 99 times of 100. So every
+picture is seen under a light of its own, a plane of brightness added to it. A network of two linear layers, trained
+with a loss on the digits 0-4, learns to look through the light, and that serves the digits 5-9, which it has never
+seen.
 
-The dimension, the learning rates and the number of steps were chosen among 0-4 alone: trained on three of those digits, tested on
-the other two.
+The dimension, the learning rates and the number of steps were chosen among 0-4 alone: trained on three of those digits,
+tested on the other two.
 """
 
 import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -49,7 +51,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def lit(images: Tensor, generator: torch.Generator) -> Tensor:
     """Every picture under a random light: brightness a + b x + c y, with a, b and c between -LIGHT and LIGHT."""
-    a, b, c = LIGHT * (2 * torch.rand(3, len(images), 1, 1, generator=generator) - 1)
+    a, b, c = torch.empty(3, len(images), 1, 1).uniform_(-LIGHT, LIGHT, generator=generator).unbind()
     across = torch.linspace(-1, 1, 8)
     return images + a + b * across + c * across[:, None]
 
@@ -72,7 +74,10 @@ def run(make_loss: Callable[[], Loss], steps: int = STEPS, seed: int = 0) -> Res
 
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, DIMENSION))
     loss = make_loss()
-    groups = [{"params": list(network.parameters())}, {"params": list(loss.parameters()), "lr": PROXY_RATE}]
+    groups: list[dict[str, Any]] = [
+        {"params": network.parameters()},
+        {"params": loss.parameters(), "lr": PROXY_RATE},
+    ]
     optimizer = torch.optim.Adam(groups, lr=NETWORK_RATE)
 
     with torch.no_grad():

@@ -15,6 +15,7 @@ CLASSES, SIZE = 5, 6
 # Arguments besides the defaults, which are always tried too.
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "AMSoftmaxLoss": [{"margin": 0.2}],
+    "AdaFaceLoss": [{"margin": 0.3, "scale": 8.0, "h": 3.0}],
     "ArcFaceLoss": [{"margin": 2.0, "scale": 8.0}, {"easy_margin": True}, {"margin": 0.0}],
     "CircleLoss": [
         {"m": 0.25, "gamma": 1024.0},
@@ -28,18 +29,41 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"pos_margin": 0.2, "neg_margin": 0.9, "power": 1, "distance": "cosine"},
     ],
     "CosFaceLoss": [{"scale": 1024.0}],
+    "CurricularFaceLoss": [{"margin": 1.0, "scale": 8.0}],
+    "FastAPLoss": [{"num_bins": 3}],
     "L2SoftmaxLoss": [{"scale": 4.0, "learnable": True}, {"scale": 4.0, "bias": False}],
     "LargeMarginSoftmaxLoss": [{"margin": 2.0, "base": 0.0}, {"margin": 1.35, "scale": 2.0, "base": 1.0}],
+    "MagFaceLoss": [{"l_a": 1.0, "u_a": 4.0, "l_margin": 0.2, "u_margin": 1.5, "scale": 8.0, "lambda_g": 2.0}],
+    "MarginLoss": [
+        {"beta": 0.9, "nu": 0.3, "learn_beta": True},
+        {"num_classes": CLASSES, "learn_beta": True, "nu": 0.1},
+    ],
     "MultiSimilarityLoss": [{"epsilon": None}, {"alpha": 4.0, "beta": 20.0, "base": 0.3, "epsilon": -0.05}],
     "NPairsLoss": [{"l2_weight": 0.0}],
     "NTXentLoss": [{"temperature": 0.001}],
     "NormFaceLoss": [{"scale": 1024.0}],
-    "ProxyAnchorLoss": [{"margin": 0.3, "alpha": 1024.0}],
+    "PNPLoss": [
+        {"variant": "Ds"},
+        {"variant": "Dq", "alpha": 2.0},
+        {"variant": "Iu"},
+        {"variant": "Ib", "anneal": 0.1},
+    ],
+    "ProxyAnchorLoss": [{"margin": 0.3, "alpha": 1024.0}, {"proxies_per_class": 3}],
     "ProxyNCALoss": [{"exclude_positive": True}, {"softmax_scale": 9.0}],
+    "RankedListLoss": [{"margin": 0.6, "Tn": 2.0, "imbalance": 0.3, "alpha": 1.4, "Tp": 1.0}],
+    "RecallAtKLoss": [{"ks": (1, 3), "rank_temperature": 0.1, "k_temperature": 0.5}],
+    "SmoothAPLoss": [{"temperature": 0.2}],
+    "SoftTripleLoss": [{"centers_per_class": 1}, {"centers_per_class": 3, "la": 5.0, "margin": 0.2, "tau": 0.0}],
     "SoftmaxLoss": [{"bias": False}],
     "SphereFaceLoss": [{"margin": 1.0}, {"margin": 3.5, "scale": 2.0, "base": 0.0, "lambda_min": 0.0}],
+    "SubCenterArcFaceLoss": [{"sub_centers": 1, "scale": 8.0}],
     "SupConLoss": [{"temperature": 0.01}],
     "TripletMarginLoss": [
+        {"mining": "all"},
+        {"mining": "all", "distance": "cosine", "smooth_loss": True},
+        {"mining": "semihard", "margin": 0.4},
+        {"mining": "semihard", "smooth_loss": True, "distance": "squared_l2"},
+        {"mining": "easy_positive"},
         {"distance": "squared_l2"},
         {"distance": "cosine", "smooth_loss": True},
         {"margin": 0.0, "smooth_loss": True},
@@ -62,7 +86,14 @@ class Setting:
 
     @property
     def class_level(self) -> bool:
-        return self.info.level in ("class", "proxy") or "num_classes" in self.arguments
+        level = self.info.level
+        return level in ("class", "proxy") or (level == "pair or class" and "num_classes" in self.arguments)
+
+    @property
+    def needs_class_ids(self) -> bool:
+        """A boundary per class, or exactly one target per row."""
+        one_target = self.name in ("CurricularFaceLoss", "MagFaceLoss", "P2SGradLoss")
+        return one_target or (self.name == "MarginLoss" and "num_classes" in self.arguments)
 
     def make(
         self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any
@@ -76,13 +107,20 @@ class Setting:
             torch.nn.init.normal_(loss.bias)
         return loss
 
-    def reference(self, loss: losses.Loss) -> Callable[[Case], tuple[Tensor, Tensor]]:
-        """The naive reference with the same arguments."""
-        arguments = {
-            k: v for k, v in self.arguments.items() if k not in ("num_classes", "embedding_size", "bias", "learnable")
-        }
-        if self.name == "L2SoftmaxLoss":
+    def reference(self, loss: losses.Loss, labels: Tensor | None = None) -> Callable[[Case], tuple[Tensor, Tensor]]:
+        """The naive reference with the same arguments, and with the loss's own state."""
+        ours_alone = ("num_classes", "embedding_size", "bias", "learnable", "learn_beta")
+        arguments = {k: v for k, v in self.arguments.items() if k not in ours_alone}
+        if isinstance(loss, losses.L2SoftmaxLoss):
             arguments["scale"] = loss.scale
+        elif isinstance(loss, losses.RankedListLoss):
+            arguments = {"margin": 0.4, "Tn": 10.0} | arguments
+        elif isinstance(loss, losses.AdaFaceLoss):
+            arguments |= {"mean": loss.batch_mean, "std": loss.batch_std}
+        elif isinstance(loss, losses.CurricularFaceLoss):
+            arguments["t"] = loss.t
+        elif isinstance(loss, losses.MarginLoss):
+            arguments |= {"beta": loss.beta, "labels": labels if self.needs_class_ids else None}
         return lambda case: REFERENCES[self.name](case, **arguments)
 
     def case(self, loss: losses.Loss, x: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Case:
@@ -90,7 +128,7 @@ class Setting:
         n = len(x)
         if self.class_level:
             assert loss.weight is not None
-            positive = labels[:, None] == torch.arange(len(loss.weight))
+            positive = labels[:, None] == torch.arange(len(loss.weight) // loss.vectors_per_class)
             return Case(x, loss.weight, positive, ~positive, sample_weight, loss.bias)
         positive = torch.tensor(
             [[bool(labels[i] == labels[j]) and i != j for j in range(n)] for i in range(n)]
@@ -102,7 +140,8 @@ class Setting:
 SETTINGS = [
     Setting(info.name, arguments) for info in losses.list_losses() for arguments in [{}, *ARGUMENTS.get(info.name, [])]
 ]
-DEFAULTS = [setting for setting in SETTINGS if not setting.arguments or "num_classes" in setting.arguments]
+DEFAULTS = [s for s in SETTINGS if not s.arguments or s.class_level and "num_classes" in s.arguments]
+ANY_PAIRS = [s for s in SETTINGS if not s.needs_class_ids]
 
 
 def parameters(loss: losses.Loss, x: Tensor) -> list[Tensor]:

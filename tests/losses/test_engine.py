@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar import losses
 from nearfar.losses import engine
-from tests.losses.settings import CLASSES, DEFAULTS, SETTINGS, SIZE, Setting, parameters, unit
+from tests.losses.settings import ANY_PAIRS, CLASSES, DEFAULTS, SETTINGS, SIZE, Setting, parameters, unit
 
 settings = pytest.mark.parametrize("setting", SETTINGS, ids=str)
 
@@ -56,12 +56,13 @@ def test_tiles_and_budget_change_nothing(
     assert_same(value_and_gradients(loss, x, labels), whole)
 
 
-@settings
+@pytest.mark.parametrize("setting", ANY_PAIRS, ids=str)
 def test_tiles_with_masks_and_references(setting: Setting, tile: Callable[[int], None]) -> None:
     x, labels = batch()
     loss = setting.make().eval()
     columns = x.detach() if loss.weight is None else loss.weight.detach()
-    kind = torch.randint(0, 3, (len(x), len(columns)), generator=torch.Generator().manual_seed(2))
+    number = len(columns) // loss.vectors_per_class
+    kind = torch.randint(0, 3, (len(x), number), generator=torch.Generator().manual_seed(2))
     calls: list[dict[str, Tensor]] = [
         {"positives": kind == 0, "negatives": kind == 1},
         {"labels": torch.nn.functional.one_hot(labels, CLASSES).bool() | (unit(len(x), CLASSES) > 1)},

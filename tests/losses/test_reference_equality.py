@@ -5,15 +5,22 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from tests.losses.settings import CLASSES, SETTINGS, SIZE, Setting, inputs, parameters, unit
+from tests.losses.settings import ANY_PAIRS, CLASSES, SETTINGS, SIZE, Setting, inputs, parameters, unit
 from tests.reference import REFERENCES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the loss and its gradient are zero")
 
 settings = pytest.mark.parametrize("setting", SETTINGS, ids=str)
+any_pairs = pytest.mark.parametrize("setting", ANY_PAIRS, ids=str)
 
 # Angles and Euclidean distances have no slope, or an arbitrary one, at s = ±1: there rounding decides.
 SINGULAR = (
+    "RankedListLoss",
+    "MarginLoss",
+    "SubCenterArcFaceLoss",
+    "AdaFaceLoss",
+    "MagFaceLoss",
+    "CurricularFaceLoss",
     "ArcFaceLoss",
     "CombinedMarginLoss",
     "ContrastiveLoss",
@@ -21,6 +28,10 @@ SINGULAR = (
     "SphereFaceLoss",
     "TripletMarginLoss",
 )
+
+
+# Parts of these are constants in the gradient: AdaFace's quality, the weights of Circle (which has a gradcheck of its own).
+STOPPED = ("AdaFaceLoss", "CircleLoss")
 
 
 def assert_equal(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
@@ -40,7 +51,7 @@ def compare(
     **call: Tensor,
 ) -> None:
     """Value and gradients, for every reduction."""
-    mean, rows = setting.reference(loss)(case)
+    mean, rows = setting.reference(loss, call.get("labels"))(case)
     upstream = unit(len(rows), seed=11)
     expected = {"mean": (mean, None), "sum": (rows.sum(), None), "none": (rows, upstream)}
     inputs = parameters(loss, x)
@@ -58,7 +69,7 @@ def compare(
 
 
 def test_every_loss_has_a_reference() -> None:
-    assert {info.name for info in losses.list_losses()} == set(REFERENCES)
+    assert {info.name for info in losses.list_losses()} <= set(REFERENCES)
 
 
 @pytest.mark.parametrize("kind", inputs())
@@ -69,6 +80,8 @@ def test_value_and_gradient(setting: Setting, kind: str) -> None:
     loss = setting.make().eval()
     singular = kind in ("identical", "opposite") and setting.name in SINGULAR
     undefined = kind == "zero" and setting.name in ("SphereFaceLoss", "LargeMarginSoftmaxLoss")
+    if kind == "identical" and setting.arguments.get("mining") == "semihard":
+        pytest.skip("whether equal distances are in order is up to rounding")
     compare(
         setting,
         loss,
@@ -95,7 +108,7 @@ def test_sample_weight(setting: Setting) -> None:
     compare(setting, loss, x, setting.case(loss, x, labels, weight), labels=labels, sample_weight=weight)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if not s.class_level], ids=str)
+@pytest.mark.parametrize("setting", [s for s in ANY_PAIRS if not s.class_level], ids=str)
 @pytest.mark.parametrize("bits", [32, 62])
 def test_labels_are_any_integers(setting: Setting, bits: int) -> None:
     x, labels = inputs()["ragged"]
@@ -112,14 +125,14 @@ def test_another_set_of_columns(setting: Setting) -> None:
     ref, ref_labels = unit(7, SIZE, seed=9).requires_grad_(), torch.tensor([0, 9, 1, 0, 2, 2, 4])
     positive = labels[:, None] == ref_labels
     loss = setting.make()
-    mean, _ = setting.reference(loss)(Case(x, ref, positive, ~positive))
+    mean, _ = setting.reference(loss, labels)(Case(x, ref, positive, ~positive))
     actual = loss(x, labels, ref_emb=ref, ref_labels=ref_labels)
     assert_equal(actual.detach(), mean.detach(), "value")
     for g, h in zip(torch.autograd.grad(actual, [x, ref]), torch.autograd.grad(mean, [x, ref]), strict=True):
         assert_equal(g, h, "gradient")
 
 
-@settings
+@any_pairs
 def test_multi_hot_labels(setting: Setting) -> None:
     """Samples that share a label are positive; class-level, every label of a sample is a positive class."""
     x = unit(9, SIZE, seed=8).requires_grad_()
@@ -136,14 +149,15 @@ def test_multi_hot_labels(setting: Setting) -> None:
     compare(setting, loss, x, case, labels=labels)
 
 
-@settings
+@any_pairs
 @pytest.mark.parametrize("with_negatives", [True, False])
 def test_masks(setting: Setting, with_negatives: bool) -> None:
     """Pairs in neither mask are ignored; without negatives, all the others are."""
     x = unit(9, SIZE, seed=8).requires_grad_()
     loss = setting.make().eval()
     columns = x if loss.weight is None else loss.weight
-    kind = torch.randint(0, 3, (9, len(columns)), generator=torch.Generator().manual_seed(6))
+    number = len(columns) // loss.vectors_per_class
+    kind = torch.randint(0, 3, (9, number), generator=torch.Generator().manual_seed(6))
     kind[0], kind[1] = 1, 2
     positives, negatives = kind == 0, kind == 1 if with_negatives else kind != 0
     other = torch.ones_like(positives) if loss.weight is not None else ~torch.eye(9, dtype=torch.bool)
@@ -152,7 +166,7 @@ def test_masks(setting: Setting, with_negatives: bool) -> None:
     compare(setting, loss, x, case, **call)
 
 
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.name != "CircleLoss"], ids=str)
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.name not in STOPPED], ids=str)
 def test_gradcheck(setting: Setting) -> None:
     """The gradient is the derivative."""
     x, labels = inputs()["random"]

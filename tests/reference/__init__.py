@@ -3,13 +3,20 @@
 They are the oracle of the tests, so they share no code with `nearfar.losses`, and are written to be read next to the
 paper. A `Case` holds N samples, the M columns they are compared with, and which pairs are positive or negative.
 `REFERENCES[name](case, **arguments)` returns `(mean, rows)`: the loss under reduction="mean" and under
-reduction="none" (one entry per sample; for Proxy-Anchor one per proxy).
+reduction="none" (one entry per sample; for Proxy-Anchor one per class).
 
     geometry.py    cosine, distances and angles, with their slopes at the singular points
     reduction.py   which rows count, and how they are averaged
-    pair.py        Unified, Circle, triplet, NT-Xent, N-pairs, SupCon, Multi-Similarity, contrastive
+    pair.py        Unified, Circle, triplet, NT-Xent, N-pairs, SupCon, Multi-Similarity, the contrastive ones
+    tuples.py      lifted structure, histogram, angular, margin, NCA, tuplet margin, intra-pair variance, dynamic margin
+    ranking.py     Smooth-AP, FastAP, Recall@k, PNP, ranked list
     softmax.py     the softmax family
-    proxy.py       Proxy-NCA, Proxy-Anchor
+    faces.py       its members with sub-centres, norms of the features or running statistics
+    proxy.py       Proxy-NCA, Proxy-Anchor, SoftTriple, centre loss
+    towers.py      InfoNCE, SigLIP, VICReg
+
+A loss that does not split into rows returns no rows (an empty vector). Of several columns per class, class c has the
+columns cK .. cK + K - 1, and the masks are of samples and classes.
 """
 
 from collections.abc import Callable
@@ -18,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import pair, proxy, softmax
+from . import faces, pair, proxy, ranking, softmax, towers, tuples
 
 
 @dataclass(frozen=True)
@@ -60,4 +67,31 @@ REFERENCES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "LargeMarginSoftmaxLoss": softmax.large_margin_softmax,
     "ProxyNCALoss": proxy.proxy_nca,
     "ProxyAnchorLoss": proxy.proxy_anchor,
+    "SoftTripleLoss": proxy.soft_triple,
+    "CenterLoss": proxy.center,
+    "SignalToNoiseRatioContrastiveLoss": pair.signal_to_noise_ratio_contrastive,
+    "ThresholdConsistentMarginLoss": pair.threshold_consistent_margin,
+    "GeneralizedLiftedStructureLoss": tuples.generalized_lifted_structure,
+    "LiftedStructureLoss": tuples.lifted_structure,
+    "HistogramLoss": tuples.histogram,
+    "AngularLoss": tuples.angular,
+    "MarginLoss": tuples.margin_loss,
+    "NCALoss": tuples.nca,
+    "TupletMarginLoss": tuples.tuplet_margin,
+    "IntraPairVarianceLoss": tuples.intra_pair_variance,
+    "DynamicSoftMarginLoss": tuples.dynamic_soft_margin,
+    "SmoothAPLoss": ranking.smooth_ap,
+    "FastAPLoss": ranking.fast_ap,
+    "RecallAtKLoss": ranking.recall_at_k,
+    "PNPLoss": ranking.pnp,
+    "RankedListLoss": ranking.ranked_list,
+    "SubCenterArcFaceLoss": faces.sub_center_arc_face,
+    "AdaFaceLoss": faces.ada_face,
+    "MagFaceLoss": faces.mag_face,
+    "CurricularFaceLoss": faces.curricular_face,
+    "P2SGradLoss": faces.p2s_grad,
+    "InstanceLoss": faces.instance,
+    "InfoNCELoss": towers.info_nce,
+    "SigLIPLoss": towers.siglip,
+    "VICRegLoss": towers.vic_reg,
 }

@@ -16,6 +16,11 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return s
 
 
+def unit(x: Tensor) -> Tensor:
+    """x / |x|; a zero vector stays zero, with gradient 0."""
+    return x / x.norm() if x.any() else 0 * x
+
+
 def linear(s: Tensor, value: float, slope: float) -> Tensor:
     """A function of s given by its value and slope at this s."""
     return value + slope * (s - s.detach())

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .geometry import cosine, distance
-from .reduction import Pairwise, attached_zero, average, joint, log1p_sum_exp, lse, sides, stack
+from .geometry import cosine, distance, unit
+from .reduction import (
+    Pairwise,
+    attached_zero,
+    average,
+    by_row,
+    hinges,
+    joint,
+    log1p_sum_exp,
+    lse,
+    per_positive,
+    sides,
+    stack,
+)
 
 if TYPE_CHECKING:
     from . import Case
@@ -56,21 +69,44 @@ def circle(
 def triplet_margin(
     case: Case, *, margin: float = 0.2, mining: str = "batch_hard", smooth_loss: bool = False, distance: str = "l2"
 ) -> tuple[Tensor, Tensor]:
-    """[max_i d_p^i - min_j d_n^j + margin]_+, or log(1 + exp(.)); of equal distances the first is taken.
-    Schroff et al., CVPR 2015, arXiv 1503.03832; batch-hard: Hermans et al., arXiv 1703.07737."""
-    if mining != "batch_hard":
-        raise ValueError(f"unknown mining {mining!r}")
-    losses: list[Tensor | None] = []
-    for r in range(len(case.x)):
-        positives, negatives = sides(case, r)
-        if not positives or not negatives:
-            losses.append(None)
-            continue
-        farthest = max((_distance(case, r, i, distance) for i in positives), key=Tensor.item)
-        nearest = min((_distance(case, r, j, distance) for j in negatives), key=Tensor.item)
-        argument = farthest - nearest + margin
-        losses.append(log1p_sum_exp([argument]) if smooth_loss else torch.relu(argument))
-    return average(case, losses)
+    """[d_p - d_n + margin]_+, or log(1 + exp(.)), of the mined triplets. Schroff et al., CVPR 2015, arXiv 1503.03832.
+
+    batch_hard     the farthest positive and the nearest negative; Hermans et al., arXiv 1703.07737
+    easy_positive  the nearest positive and the nearest negative; Xuan et al., WACV 2020, arXiv 1904.04370
+    all            every triplet; the mean is over the active ones of the batch (argument > 0; all if smooth)
+    semihard       as `all`, of the triplets with d_p < d_n < d_p + margin
+
+    Of equal distances the first is taken."""
+
+    def value(argument: Tensor) -> Tensor:
+        return log1p_sum_exp([argument]) if smooth_loss else torch.relu(argument)
+
+    active = [0] * len(case.x)
+
+    def loss(r: int, positives: list[int], negatives: list[int]) -> Tensor:
+        d_p = [_distance(case, r, i, distance) for i in positives]
+        d_n = [_distance(case, r, j, distance) for j in negatives]
+        if mining == "batch_hard":
+            return value(max(d_p, key=Tensor.item) - min(d_n, key=Tensor.item) + margin)
+        if mining == "easy_positive":
+            return value(min(d_p, key=Tensor.item) - min(d_n, key=Tensor.item) + margin)
+        triplets = [(p, n) for p in d_p for n in d_n]
+        if mining == "semihard":
+            triplets = [(p, n) for p, n in triplets if p < n < p + margin]
+        terms = [value(p - n + margin) for p, n in triplets if smooth_loss or p - n + margin > 0]
+        active[r] = len(terms)
+        return torch.stack(terms).mean() if terms else attached_zero(case)
+
+    losses = by_row(case, loss)
+    if mining in ("batch_hard", "easy_positive"):
+        return average(case, losses)
+    if mining in ("all", "semihard"):
+        mean, _ = average(case, losses, active)
+        # A row by itself, so that the mean of the rows is the mean over the triplets.
+        total, weight = sum(w.item() * n for w, n in zip(case.sample_weight, active, strict=True)), case.sample_weight
+        shares = [0 if loss is None or total == 0 else loss * n / total for loss, n in zip(losses, active, strict=True)]
+        return mean, stack(case, [attached_zero(case) + weight[r] * weight.sum() * a for r, a in enumerate(shares)])
+    raise ValueError(f"unknown mining {mining!r}")
 
 
 def nt_xent(case: Case, *, temperature: float = 0.07) -> tuple[Tensor, Tensor]:
@@ -89,17 +125,7 @@ def n_pairs(case: Case, *, l2_weight: float = 0.005) -> tuple[Tensor, Tensor]:
 
 def _per_positive(case: Case, z: Pairwise) -> tuple[Tensor, Tensor]:
     """log(1 + sum_n exp(z_n - z_p)), mean over positive pairs."""
-    losses: list[Tensor | None] = []
-    pairs: list[int] = []
-    for r in range(len(case.x)):
-        positives, negatives = sides(case, r)
-        pairs.append(len(positives))
-        if positives and negatives:
-            terms = [log1p_sum_exp([z(r, n) - z(r, p) for n in negatives]) for p in positives]
-            losses.append(torch.stack(terms).mean())
-        else:
-            losses.append(None)
-    return average(case, losses, pairs)
+    return per_positive(case, lambda r, p, negatives: log1p_sum_exp([z(r, n) - z(r, p) for n in negatives]))
 
 
 def sup_con(case: Case, *, temperature: float = 0.1) -> tuple[Tensor, Tensor]:
@@ -140,19 +166,45 @@ def contrastive(
 ) -> tuple[Tensor, Tensor]:
     """[d_p - pos_margin]_+^power + [neg_margin - d_n]_+^power, each averaged over its active pairs (hinge > 0).
     Hadsell et al., CVPR 2006."""
-    zero, weight = attached_zero(case), case.sample_weight
-    mean, rows = zero, [zero] * len(case.x)
-    for side in range(2):
-        sums, denominator = [], 0.0
-        for r in range(len(case.x)):
-            d = [_distance(case, r, c, distance) for c in sides(case, r)[side]]
-            hinges = [torch.relu(t - pos_margin) if side == 0 else torch.relu(neg_margin - t) for t in d]
-            sums.append(sum((h**power for h in hinges), zero))
-            denominator += weight[r].item() * sum(h.item() > 0 for h in hinges)
-        if denominator > 0:
-            mean = mean + sum((w * a for w, a in zip(weight, sums, strict=True)), zero) / denominator
-            rows = [row + w * weight.sum() * a / denominator for row, w, a in zip(rows, weight, sums, strict=True)]
-    return mean, stack(case, rows)
+
+    def d(r: int, c: int) -> Tensor:
+        return _distance(case, r, c, distance)
+
+    return hinges(case, lambda r, i: d(r, i) - pos_margin, lambda r, j: neg_margin - d(r, j), power)
+
+
+def signal_to_noise_ratio_contrastive(
+    case: Case, *, pos_margin: float = 0, neg_margin: float = 1
+) -> tuple[Tensor, Tensor]:
+    """[d_p - pos_margin]_+ + [neg_margin - d_n]_+, each averaged over its active pairs, of the distance
+    d(x, y) = var(x - y) / var(x) of the coordinates of the normalised vectors, x the row: not symmetric.
+    A row of variance 0 has no distances: its pairs are left out. Yuan et al., CVPR 2019, arXiv 1904.02616."""
+
+    def d(r: int, c: int) -> Tensor:
+        x, y = unit(case.x[r]), unit(case.columns[c])
+        return (x - y).var() / x.var()
+
+    silent = torch.tensor([unit(x).var().item() == 0 for x in case.x])[:, None]
+    heard = dataclasses.replace(case, positive=case.positive & ~silent, negative=case.negative & ~silent)
+    return hinges(heard, lambda r, i: d(r, i) - pos_margin, lambda r, j: neg_margin - d(r, j))
+
+
+def threshold_consistent_margin(
+    case: Case,
+    *,
+    lambda_plus: float = 1.0,
+    lambda_minus: float = 1.0,
+    margin_plus: float = 0.9,
+    margin_minus: float = 0.5,
+) -> tuple[Tensor, Tensor]:
+    """lambda_plus [margin_plus - s_p]_+ + lambda_minus [s_n - margin_minus]_+, each averaged over its active pairs.
+    Zhang et al., ICLR 2024, arXiv 2307.04047."""
+
+    def s(r: int, c: int) -> Tensor:
+        return cosine(case.x[r], case.columns[c])
+
+    weights = (lambda_plus, lambda_minus)
+    return hinges(case, lambda r, i: margin_plus - s(r, i), lambda r, j: s(r, j) - margin_minus, weights=weights)
 
 
 def _distance(case: Case, r: int, c: int, kind: str) -> Tensor:

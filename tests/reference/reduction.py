@@ -55,15 +55,46 @@ def average(case: Case, losses: Sequence[Tensor | None], pairs: Sequence[int] | 
 
 
 Pairwise = Callable[[int, int], Tensor]
+Rowwise = Callable[[int, list[int], list[int]], Tensor]
+
+
+def by_row(case: Case, loss: Rowwise) -> list[Tensor | None]:
+    """loss(r, positives, negatives) of the rows having both; None of the others."""
+    pairs = [sides(case, r) for r in range(len(case.x))]
+    return [loss(r, *both) if all(both) else None for r, both in enumerate(pairs)]
 
 
 def joint(case: Case, u: Pairwise, v: Pairwise) -> tuple[Tensor, Tensor]:
     """log(1 + sum_j exp(v_j) sum_i exp(u_i)) of the rows having a positive i and a negative j."""
-    losses: list[Tensor | None] = []
-    for r in range(len(case.x)):
-        positives, negatives = sides(case, r)
-        if positives and negatives:
-            losses.append(log1p_sum_exp([lse([u(r, i) for i in positives]) + lse([v(r, j) for j in negatives])]))
-        else:
-            losses.append(None)
-    return average(case, losses)
+
+    def loss(r: int, positives: list[int], negatives: list[int]) -> Tensor:
+        return log1p_sum_exp([lse([u(r, i) for i in positives]) + lse([v(r, j) for j in negatives])])
+
+    return average(case, by_row(case, loss))
+
+
+def per_positive(case: Case, term: Callable[[int, int, list[int]], Tensor]) -> tuple[Tensor, Tensor]:
+    """term(r, p, negatives), mean over the positive pairs (r, p) of the rows having a negative."""
+
+    def loss(r: int, positives: list[int], negatives: list[int]) -> Tensor:
+        return torch.stack([term(r, p, negatives) for p in positives]).mean()
+
+    return average(case, by_row(case, loss), case.positive.sum(1).tolist())
+
+
+def hinges(
+    case: Case, positive: Pairwise, negative: Pairwise, power: int = 1, weights: tuple[float, float] = (1, 1)
+) -> tuple[Tensor, Tensor]:
+    """[positive]_+^power + [negative]_+^power, each averaged over its active pairs (hinge > 0), then weighted."""
+    zero, weight = attached_zero(case), case.sample_weight
+    mean, rows = zero, [zero] * len(case.x)
+    for side, argument in enumerate((positive, negative)):
+        sums, denominator = [], 0.0
+        for r in range(len(case.x)):
+            terms = [torch.relu(argument(r, c)) for c in sides(case, r)[side]]
+            sums.append(weights[side] * sum((h**power for h in terms), zero))
+            denominator += weight[r].item() * sum(h.item() > 0 for h in terms)
+        if denominator > 0:
+            mean = mean + sum((w * a for w, a in zip(weight, sums, strict=True)), zero) / denominator
+            rows = [row + w * weight.sum() * a / denominator for row, w, a in zip(rows, weight, sums, strict=True)]
+    return mean, stack(case, rows)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def softmax(case: Case) -> tuple[Tensor, Tensor]:
     """-log exp(z_y) / sum_j exp(z_j), z = x.w + b."""
-    return _cross_entropy(case, lambda r, c: case.x[r] @ case.columns[c] + _bias(case, c))
+    return cross_entropy(case, lambda r, c: case.x[r] @ case.columns[c] + _bias(case, c))
 
 
 def modified_softmax(case: Case) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def modified_softmax(case: Case) -> tuple[Tensor, Tensor]:
         w = case.columns[c]
         return case.x[r] @ (w / w.norm() if w.any() else 0 * w)
 
-    return _cross_entropy(case, z)
+    return cross_entropy(case, z)
 
 
 def l2_softmax(case: Case, *, scale: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def l2_softmax(case: Case, *, scale: float | Tensor) -> tuple[Tensor, Tensor]:
         unit = x / x.norm() if x.any() else 0 * x
         return scale * (unit @ case.columns[c]) + _bias(case, c)
 
-    mean, rows = _cross_entropy(case, z)
+    mean, rows = cross_entropy(case, z)
     zero = 0 * torch.as_tensor(scale, dtype=torch.float64)
     return mean + zero, rows + zero
 
@@ -71,11 +71,9 @@ def arc_face(case: Case, *, margin: float = 0.5, scale: float = 64, easy_margin:
         s = cosine(case.x[r], case.columns[i])
         if easy_margin and s <= 0:
             return scale * s
-        if angle(s) + margin > math.pi:
-            return scale * (s - margin * math.sin(margin))
-        return scale * of_angle(s, lambda t: math.cos(t + margin), lambda t: -math.sin(t + margin))
+        return scale * arc(s, margin)
 
-    return _cross_entropy(case, lambda r, j: scale * cosine(case.x[r], case.columns[j]), target)
+    return cross_entropy(case, lambda r, j: scale * cosine(case.x[r], case.columns[j]), target)
 
 
 def combined_margin(
@@ -89,7 +87,7 @@ def combined_margin(
         psi = of_angle(s, lambda t: extended_cosine(m1 * t + m2), lambda t: m1 * extended_cosine_slope(m1 * t + m2))
         return scale * (psi - m3)
 
-    return _cross_entropy(case, lambda r, j: scale * cosine(case.x[r], case.columns[j]), target)
+    return cross_entropy(case, lambda r, j: scale * cosine(case.x[r], case.columns[j]), target)
 
 
 def sphere_face(
@@ -124,6 +122,13 @@ def large_margin_softmax(
     return _angular_margin(case, lambda r, c: scale * case.columns[c].norm() * case.x[r].norm(), margin, lam)
 
 
+def arc(s: Tensor, margin: float) -> Tensor:
+    """cos(theta + margin); past pi, cos(theta) - margin sin(margin)."""
+    if angle(s) + margin > math.pi:
+        return s - margin * math.sin(margin)
+    return of_angle(s, lambda t: math.cos(t + margin), lambda t: -math.sin(t + margin))
+
+
 def annealed(iteration: int, base: float, decay: float, power: float, lambda_min: float) -> float:
     """lambda = max(lambda_min, base (1 + decay iteration)^-power)."""
     return max(lambda_min, base * math.pow(1 + decay * iteration, -power))
@@ -144,7 +149,7 @@ def _bias(case: Case, c: int) -> Tensor | float:
     return 0.0 if case.bias is None else case.bias[c]
 
 
-def _cross_entropy(case: Case, z: Pairwise, target: Pairwise | None = None) -> tuple[Tensor, Tensor]:
+def cross_entropy(case: Case, z: Pairwise, target: Pairwise | None = None) -> tuple[Tensor, Tensor]:
     """Cross-entropy with logits `target` of the positive classes and z of the negative ones."""
     positive = target or z
     return joint(case, lambda r, i: -positive(r, i), z)
@@ -154,7 +159,7 @@ def _cosine_margin(case: Case, *, margin: float, scale: float) -> tuple[Tensor, 
     def s(r: int, c: int) -> Tensor:
         return cosine(case.x[r], case.columns[c])
 
-    return _cross_entropy(case, lambda r, j: scale * s(r, j), lambda r, i: scale * (s(r, i) - margin))
+    return cross_entropy(case, lambda r, j: scale * s(r, j), lambda r, i: scale * (s(r, i) - margin))
 
 
 def _angular_margin(case: Case, length: Pairwise, margin: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -163,4 +168,4 @@ def _angular_margin(case: Case, length: Pairwise, margin: float, lam: float) -> 
         psi = of_angle(s, lambda t: extended_cosine(margin * t), lambda t: margin * extended_cosine_slope(margin * t))
         return length(r, i) * (lam * s + psi) / (1 + lam)
 
-    return _cross_entropy(case, lambda r, j: length(r, j) * cosine(case.x[r], case.columns[j]), target)
+    return cross_entropy(case, lambda r, j: length(r, j) * cosine(case.x[r], case.columns[j]), target)

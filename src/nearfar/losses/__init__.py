@@ -9,6 +9,7 @@
 
     pair.py, softmax.py, proxy.py    the losses
     strip.py                         a loss of your own
+    wrappers.py                      losses of losses: a memory, nested dimensions, two views, weighted sums
     dense.py                         the same specs the plain way: the reference
 
     >>> import torch
@@ -20,6 +21,8 @@
 Only torch and numpy are needed.
 """
 
+from nearfar.losses.centers import SoftTripleLoss, SubCenterArcFaceLoss
+from nearfar.losses.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
 from nearfar.losses.loss import Loss
 from nearfar.losses.pair import (
     CircleLoss,
@@ -28,10 +31,10 @@ from nearfar.losses.pair import (
     NPairsLoss,
     NTXentLoss,
     SupConLoss,
-    TripletMarginLoss,
     UnifiedLoss,
 )
 from nearfar.losses.proxy import ProxyAnchorLoss, ProxyNCALoss
+from nearfar.losses.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
 from nearfar.losses.registry import LossInfo, list_losses
 from nearfar.losses.softmax import (
     AMSoftmaxLoss,
@@ -47,29 +50,47 @@ from nearfar.losses.softmax import (
     SphereFaceLoss,
 )
 from nearfar.losses.strip import StripLoss
+from nearfar.losses.triplet import MarginLoss, TripletMarginLoss
+from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
 
 __all__ = [
     "AMSoftmaxLoss",
+    "AdaFaceLoss",
     "ArcFaceLoss",
     "CircleLoss",
     "CombinedMarginLoss",
     "ContrastiveLoss",
     "CosFaceLoss",
+    "CrossBatchMemory",
+    "CurricularFaceLoss",
+    "FastAPLoss",
     "L2SoftmaxLoss",
     "LargeMarginSoftmaxLoss",
     "Loss",
     "LossInfo",
+    "MagFaceLoss",
+    "MarginLoss",
+    "MatryoshkaLoss",
     "ModifiedSoftmaxLoss",
     "MultiSimilarityLoss",
     "NPairsLoss",
     "NTXentLoss",
     "NormFaceLoss",
     "NormalizedSoftmaxLoss",
+    "P2SGradLoss",
+    "PNPLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
+    "RankedListLoss",
+    "RecallAtKLoss",
+    "SelfSupervisedLoss",
+    "SmoothAPLoss",
+    "SoftTripleLoss",
     "SoftmaxLoss",
     "SphereFaceLoss",
     "StripLoss",
+    "SubCenterArcFaceLoss",
+    "SumLoss",
     "SupConLoss",
     "TripletMarginLoss",
     "UnifiedLoss",

@@ -35,14 +35,15 @@ def evaluate(
         weights = RowWeights(plan, dtype)
         masks = pairs.masks(slice(0, len(x)))
         if isinstance(spec, StripSpec):
-            result = spec.function(s, *masks, *parameters)
+            extra = [ordered(p, pairs.row_order) for p in parameters]
+            if spec.anchors == "proxies":
+                weight = plan.column_weight
+                extra.append(s.new_zeros(len(y)) if weight is None else ordered(weight, pairs.column_order).log())
+            result = spec.function(s, *masks, *extra)
             if spec.average == "sides":
                 losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
             elif spec.average == "active":
-                mean = plan.reduction == "mean"
-                losses = (
-                    result[0] * active_side(result[1], weights.weight) if mean else result[0] / result[1].clamp_min(1)
-                )
+                losses = result[0] * active_side(result[1], weights.weight)
             else:
                 assert isinstance(result, Tensor)
                 losses = result

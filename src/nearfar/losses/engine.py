@@ -82,7 +82,7 @@ def evaluate(
         rows: (N, D).
         columns: (M, D), or None when they are the rows.
         bias: (M,), added to the similarities.
-        parameters: what a strip function takes besides.
+        parameters: (N,) each, what a strip function takes besides.
     """
     wanted = torch.is_grad_enabled()
     result: Tensor = _Evaluate.apply(plan, wanted, rows, columns, bias, *parameters)  # type: ignore[no-untyped-call]
@@ -144,11 +144,11 @@ class _Run:
     def __init__(self, plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None):
         rows, columns, bias, *parameters = tensors
         assert rows is not None
-        self.plan, self.spec, self.pairs, self.parameters, self.needs = plan, plan.spec, plan.pairs, parameters, needs
+        self.plan, self.spec, self.pairs, self.needs = plan, plan.spec, plan.pairs, needs
         dtype = torch.promote_types(
             rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
         )
-        norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
+        self.norms = norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
         self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype)
         self.y = (
             self.x
@@ -169,10 +169,13 @@ class _Run:
         self.grad_bias = self._zeros((self.m,)) if needs[2] else None
         self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
         self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
+        self.parameters = [ordered(p, self.pairs.row_order).to(dtype) for p in parameters if p is not None]
         self.grad_parameters = [
-            torch.zeros_like(p) if p is not None and need else None
-            for p, need in zip(parameters, needs[3:], strict=True)
+            torch.zeros_like(p) if need else None for p, need in zip(self.parameters, needs[3:], strict=True)
         ]
+        self.column_parameters: list[Tensor] = []
+        if isinstance(plan.spec, StripSpec) and plan.spec.anchors == "proxies":
+            self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_zeros(shape)
@@ -185,19 +188,21 @@ class _Run:
                 if isinstance(self.spec, StripSpec)
                 else self._group(group, self.spec)
             )
-        if self.plan.reduction == "none":
-            return restored(losses * self.weights.weight, self.pairs.row_order), self._gradients()
-        result, grads = torch.dot(losses, self.weights.pull), self._gradients()
-        if isinstance(self.spec, StripSpec) and self.spec.average == "active" and self.plan.reduction == "mean":
+        grads = self._gradients()
+        if isinstance(self.spec, StripSpec) and self.spec.average == "active":
             scale = torch.where(self.active > 0, self.weights.weight.sum() / self.active, 0)
-            return result * scale, tuple(g if g is None else g.mul_(scale) for g in grads)
-        return result, grads
+            losses = losses * scale
+            grads = tuple(g if g is None else g.mul_(scale) for g in grads)
+        if self.plan.reduction == "none":
+            return restored(losses * self.weights.weight, self.pairs.row_order), grads
+        return torch.dot(losses, self.weights.pull), grads
 
     def _gradients(self) -> Grads:
         grad_x = None if self.grad_x is None else self.x.gradient(self.grad_x, self.grad_norm_x)
         grad_y = None if self.grad_y is None or self.y is self.x else self.y.gradient(self.grad_y, self.grad_norm_y)
         grad_bias = None if self.grad_bias is None else restored(self.grad_bias, self.pairs.column_order)
-        return grad_x, grad_y, grad_bias, *self.grad_parameters
+        by_parameters = [g if g is None else restored(g, self.pairs.row_order) for g in self.grad_parameters]
+        return grad_x, grad_y, grad_bias, *by_parameters
 
     def _groups(self) -> Iterator[_Group]:
         """Cut the rows into groups, and these into tiles."""
@@ -300,11 +305,12 @@ class _Run:
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
         s = self._similarities(i, j)
         masks = self.pairs.masks(rows)
-        parameters = [p.detach() for p in self.parameters if p is not None]
+        parameters = [p[rows].detach() for p in self.parameters]
         wanted = any(self.needs)
         with torch.set_grad_enabled(wanted):
             inputs = [t.requires_grad_(wanted) for t in (s, *parameters)]
-            losses = self._strip_losses(spec, rows, spec.function(s, *masks, *parameters))
+            extra = [*parameters, *self.column_parameters]
+            losses = self._strip_losses(spec, rows, spec.function(s, *masks, *extra))
             if not wanted:
                 return losses
             g, *by_parameter = torch.autograd.grad(
@@ -314,9 +320,9 @@ class _Run:
             self.grad_x[i].addmm_(g, self.y.block(j))
         if self.grad_y is not None:
             self.grad_y[j].addmm_(g.t(), self.x.block(i))
-        for total, grad in zip(self.grad_parameters, by_parameter, strict=True):
-            if total is not None:
-                total += grad
+        for grads, grad in zip(self.grad_parameters, by_parameter, strict=True):
+            if grads is not None:
+                grads[rows] = grad
         return losses.detach()
 
     def _strip_losses(self, spec: StripSpec, rows: slice, result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
@@ -327,8 +333,7 @@ class _Run:
         elif spec.average == "active":
             count = result[1].detach()
             self.active = self.active + (count * self.weights.weight[rows]).sum()
-            # The mean over active terms divides by their number in all rows, in the end.
-            losses = result[0] if self.plan.reduction == "mean" else result[0] / count.clamp_min(1)
+            losses = result[0]  # the number of active terms in all rows divides it, in the end
         else:
             assert isinstance(result, Tensor)
             losses = result
@@ -378,6 +383,6 @@ class _Tiles:
             listed=None if pairs is None else s.gather(1, pairs.columns),
             column_offset=j.start,
             log_weight=None if run.log_weight is None else run.log_weight[j],
-            row_norm=None if run.x.norm is None or run.x.normalize else run.x.norm[i],
-            column_norm=None if run.y.norm is None or run.y.normalize else run.y.norm[j],
+            row_norm=run.x.norm[i] if run.norms and run.x.norm is not None else None,
+            column_norm=run.y.norm[j] if run.norms and not run.y.normalize and run.y.norm is not None else None,
         )

@@ -5,7 +5,7 @@ the engine.
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from nearfar.losses import dense, engine, inputs
 from nearfar.losses.engine import Plan
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.spec import LossSpec, StripSpec
+
+if TYPE_CHECKING:
+    from nearfar.losses.wrappers import SumLoss
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -31,7 +34,30 @@ def _eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-class Loss(nn.Module):
+class Summand(nn.Module):
+    """What can be weighed and added: `0.5 * a + b` is a `SumLoss`."""
+
+    def __mul__(self, weight: float) -> "SumLoss":
+        from nearfar.losses.wrappers import SumLoss  # which is made of this class
+
+        return SumLoss([self], [weight])
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: nn.Module) -> "SumLoss":
+        from nearfar.losses.wrappers import SumLoss
+
+        return SumLoss([self, other])
+
+    def __radd__(self, other: Any) -> "Summand":
+        from nearfar.losses.wrappers import SumLoss
+
+        if isinstance(other, int) and other == 0:  # where sum() begins
+            return self
+        return SumLoss([other, self])
+
+
+class Loss(Summand):
     """A loss of embeddings and labels.
 
     Args:
@@ -46,6 +72,7 @@ class Loss(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    vectors_per_class: int = 1
 
     def __init__(
         self,
@@ -67,13 +94,17 @@ class Loss(nn.Module):
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
-    def add_classes(self, num_classes: int | None, embedding_size: int | None, bias: bool = False) -> None:
-        """Own a vector per class, normally distributed as He's initialisation has it (fan-out), and biases of zero."""
+    def add_classes(
+        self, num_classes: int | None, embedding_size: int | None, *, bias: bool = False, vectors_per_class: int = 1
+    ) -> None:
+        """Own vectors for every class, normally distributed as He's initialisation has it (fan-out); biases of zero."""
         if num_classes is None or embedding_size is None:
             raise ValueError("the class-level form needs both num_classes and embedding_size")
         if num_classes < 1 or embedding_size < 1:
             raise ValueError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
-        self.weight = nn.Parameter(torch.randn(num_classes, embedding_size) * (2 / num_classes) ** 0.5)
+        self.vectors_per_class = vectors_per_class
+        vectors = torch.randn(num_classes * vectors_per_class, embedding_size)
+        self.weight = nn.Parameter(vectors * (2 / len(vectors)) ** 0.5)
         if bias:
             self.bias = nn.Parameter(torch.zeros(num_classes))
 
@@ -85,16 +116,23 @@ class Loss(nn.Module):
         """What is done to the embeddings before they are compared; differentiable."""
         return embeddings
 
-    def penalty(self, embeddings: Tensor) -> Tensor | None:
+    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        """What a training step changes in the loss itself before its gradient is formed."""
+
+    def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         """What is added to every row's loss (N,), besides the formula."""
         return None
 
-    def strip_parameters(self) -> tuple[Tensor, ...]:
-        """What a strip function takes besides the similarities."""
+    def regularizer(self) -> Tensor | None:
+        """A scalar added to the mean loss, of the loss's own parameters."""
+        return None
+
+    def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """What a strip function takes besides the similarities, (N,) each."""
         return ()
 
     def after_step(self) -> None:
-        """What a training step changes in the loss itself, once its gradient has been formed."""
+        """What it changes once its gradient has been formed."""
 
     @_eager
     def forward(
@@ -121,6 +159,10 @@ class Loss(nn.Module):
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(embeddings))
+        training = self.training and torch.is_grad_enabled()
+        if training:
+            with torch.no_grad():
+                self.before_step(embeddings, labels)
         spec = self.spec()
         proxies_are_rows = spec.anchors == "proxies"
         if proxies_are_rows and sample_weight is not None:
@@ -137,10 +179,10 @@ class Loss(nn.Module):
             assert columns is not None
             rows, columns = columns, rows
         if not self._any_row_counts(pairs, spec):
-            tensors = [t for t in (rows, columns) if t is not None]
-            loss = sum((t[:0].sum() for t in tensors), rows.new_zeros(len(rows) if self.reduction == "none" else ()))
-            return self._with_penalty(loss, embeddings, sample_weight)
-        ones = rows.new_ones(len(rows), dtype=torch.promote_types(rows.dtype, torch.float32))
+            shape = (len(pairs.positives),) if self.reduction == "none" else ()
+            loss = sum((t[:0].sum() for t in (rows, columns) if t is not None), rows.new_zeros(shape))
+            return self._with_penalty(loss, embeddings, labels, sample_weight)
+        ones = rows.new_ones(len(pairs.positives), dtype=torch.promote_types(rows.dtype, torch.float32))
         plan = Plan(
             spec,
             pairs,
@@ -151,10 +193,10 @@ class Loss(nn.Module):
             budget=self.memory_budget,
         )
         evaluate = dense.evaluate if self.dense else engine.evaluate
-        loss = evaluate(plan, rows, columns, self.bias, *self.strip_parameters())
-        if self.training and torch.is_grad_enabled():
+        loss = evaluate(plan, rows, columns, self.bias, *self.row_parameters(embeddings, labels))
+        if training:
             self.after_step()
-        return self._with_penalty(loss, embeddings, sample_weight)
+        return self._with_penalty(loss, embeddings, labels, sample_weight)
 
     def _pairs(
         self,
@@ -177,15 +219,18 @@ class Loss(nn.Module):
         if ref_emb is not None:
             inputs.check_embeddings(ref_emb, embeddings.shape[1], "ref_emb", finite=self.check_finite)
         if positives is not None:
-            other = self.weight if self.weight is not None else ref_emb
-            inputs.check_masks(positives, negatives, (n, n if other is None else len(other)))
-            return inputs.mask_pairs(positives, negatives, same=other is None, transpose=proxies_are_rows)
+            same = self.weight is None and ref_emb is None
+            columns = n if ref_emb is None else len(ref_emb)
+            if self.weight is not None:
+                columns = len(self.weight) // self.vectors_per_class
+            inputs.check_masks(positives, negatives, (n, columns))
+            return inputs.mask_pairs(positives, negatives, same, transpose=proxies_are_rows)
         if negatives is not None:
             raise ValueError("negatives= goes with positives=, instead of labels")
         assert labels is not None
         inputs.check_labels(labels, n)
         if self.weight is not None:
-            return inputs.class_pairs(labels, len(self.weight), proxies_are_rows)
+            return inputs.class_pairs(labels, len(self.weight) // self.vectors_per_class, proxies_are_rows)
         if (ref_emb is None) != (ref_labels is None):
             raise ValueError("ref_emb and ref_labels go together")
         if ref_emb is not None and ref_labels is not None:
@@ -213,8 +258,15 @@ class Loss(nn.Module):
         )
         return False
 
-    def _with_penalty(self, loss: Tensor, embeddings: Tensor, sample_weight: Tensor | None) -> Tensor:
-        penalty = self.penalty(embeddings)
+    def _with_penalty(
+        self, loss: Tensor, embeddings: Tensor, labels: Tensor | None, sample_weight: Tensor | None
+    ) -> Tensor:
+        regularizer = self.regularizer()
+        if regularizer is not None:
+            weight = regularizer.new_ones(len(embeddings)) if sample_weight is None else sample_weight
+            share = weight if self.reduction == "none" else weight.sum() if self.reduction == "sum" else 1.0
+            loss = loss + regularizer * share
+        penalty = self.penalty(embeddings, labels)
         if penalty is None:
             return loss
         weight = torch.ones_like(penalty) if sample_weight is None else sample_weight

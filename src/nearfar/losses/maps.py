@@ -4,8 +4,8 @@ A map turns similarities `s` into the terms u = f_p(s) or v = f_n(s) of the form
 `slopes(s, n)` gives `(value, slope, norm_slope)`, where the slope is what the *gradient* uses. It need not be the
 derivative: Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
 
-`n` is the pair's norm: the product of those of |x| and |w| that the similarity keeps (1 for cosines, and then not
-passed). Only maps with `uses_norm` look at it, and only they return a `norm_slope`. A slope that is the same for
+`n` is the pair's norm: |x|, times |w| where the similarity keeps that too. Only maps with `uses_norm` are given it,
+and only they return a `norm_slope`. A slope that is the same for
 every pair is a plain float.
 """
 
@@ -217,3 +217,86 @@ class Hinge:
         if self.power == 1:
             return hinge, hinge.sign() * slope, None
         return hinge * hinge, hinge * slope * 2, None
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """f(s) = (s - target)^2."""
+
+    target: float
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return (s - self.target).square_()
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        difference = s - self.target
+        return difference.square(), difference.mul_(2), None
+
+
+@dataclass(frozen=True)
+class Softplus:
+    """f(s) = log(1 + exp(sign * s))."""
+
+    sign: int
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return torch.logaddexp(s * self.sign, s.new_zeros(()))
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        return self.value(s), torch.sigmoid(s * self.sign).mul_(self.sign), None
+
+
+@dataclass(frozen=True)
+class MagnitudeMargin:
+    """MagFace's target: f(s, n) = -scale * cos(theta + m(a)), m linear in the norm a = n clipped to [low, high]."""
+
+    scale: float
+    low: float
+    high: float
+    low_margin: float
+    high_margin: float
+    uses_norm: ClassVar[bool] = True
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return self.slopes(s, n)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        assert n is not None
+        growth = (self.high_margin - self.low_margin) / (self.high - self.low)
+        m = self.low_margin + growth * (n.clamp(self.low, self.high) - self.low)
+        by_m = growth * ((n > self.low) & (n < self.high)).to(n.dtype)
+        root = (1 - s * s).clamp_min(0).sqrt()
+        within = s > -m.cos()  # theta + m < pi
+        target = torch.where(within, s * m.cos() - root * m.sin(), s - m * m.sin())
+        slope = torch.where(within, m.cos() + s / sine(s) * m.sin(), 1.0)
+        by_margin = torch.where(within, -(root * m.cos() + s * m.sin()), -(m.sin() + m * m.cos()))
+        return target * -self.scale, slope * -self.scale, by_margin * by_m * -self.scale
+
+
+@dataclass(frozen=True)
+class QualityMargin:
+    """AdaFace's target: f(s, n) = -scale * (cos(theta - m z) - m - m z), z = clip((n - mean) / (std + 0.001) h, -1, 1).
+
+    The norm n, clipped to [0.001, 100], stands for the image's quality; z is a constant in the gradient.
+    """
+
+    scale: float
+    margin: float
+    h: float
+    mean: float
+    std: float
+    uses_norm: ClassVar[bool] = True
+
+    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+        return self.slopes(s, n)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+        assert n is not None
+        z = ((n.clamp(1e-3, 100) - self.mean) / (self.std + 1e-3) * self.h).clamp_(-1, 1)
+        angle = torch.acos(s.clamp(-1, 1)) - self.margin * z
+        clipped = angle.clamp(1e-3, math.pi - 1e-3)
+        slope = torch.where(angle == clipped, angle.sin() / sine(s), 0.0)
+        target = clipped.cos() - self.margin - self.margin * z
+        return target * -self.scale, slope * -self.scale, torch.zeros_like(s)

@@ -161,52 +161,6 @@ class ContrastiveLoss(Loss):
 
 @register(
     "pair",
-    "Hermans, Beyer, Leibe, In Defense of the Triplet Loss for Person Re-Identification, 2017, arXiv:1703.07737",
-    "[max d_p − min d_n + m]₊",
-)
-class TripletMarginLoss(Loss):
-    """Triplet loss with the hardest positive and the hardest negative of every anchor.
-
-        l = [max_p d_p - min_n d_n + margin]_+        or log(1 + exp(...)) with smooth_loss
-
-    d is a distance of normalised vectors; the mean is over all anchors that have both.
-
-    Args:
-        margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is `margin=0,
-            smooth_loss=True`.
-        mining: "batch_hard".
-        smooth_loss: softplus instead of the hinge.
-        distance: "l2", "squared_l2" or "cosine" (1 - s).
-
-    References: A. Hermans, L. Beyer, B. Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017,
-    arXiv:1703.07737, Eq. 5; F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832.
-    """
-
-    def __init__(
-        self,
-        margin: float = 0.2,
-        *,
-        mining: Literal["batch_hard"] = "batch_hard",
-        smooth_loss: bool = False,
-        distance: DistanceKind = "l2",
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_choice("mining", mining, ("batch_hard",))
-        check_choice("distance", distance, DISTANCES)
-        self.margin, self.mining, self.smooth_loss, self.distance = margin, mining, smooth_loss, distance
-
-    def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Distance(self.distance, 1),
-            negative=Distance(self.distance, -1, self.margin),
-            gather=("max", "max"),
-            act="softplus" if self.smooth_loss else "relu",
-        )
-
-
-@register(
-    "pair",
     "Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016",
     "log(1 + Σ_n exp(x·x_n − x·x_p)), for every positive",
 )
@@ -235,7 +189,7 @@ class NPairsLoss(Loss):
             positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
         )
 
-    def penalty(self, embeddings: Tensor) -> Tensor | None:
+    def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return (
             self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1)
             if self.l2_weight

@@ -192,7 +192,7 @@ class MaskPairs:
             torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))])
             for i in range(0, rows, block)
         ]
-        self.positives, self.negatives = torch.cat(counts, 1)
+        self.positives, self.negatives = torch.cat(counts, 1) if counts else torch.zeros(2, 0, dtype=torch.long)
         self.widest = int(self.positives.max()) if rows else 0
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:

@@ -2,11 +2,16 @@
 
 from typing import Any
 
+from torch import Tensor
+
+from nearfar.losses.centers import relaxed_similarity
 from nearfar.losses.checks import check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import Linear
 from nearfar.losses.registry import register
-from nearfar.losses.spec import LossSpec
+from nearfar.losses.rows import softplus
+from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.strip import masked_logsumexp
 
 
 @register(
@@ -67,21 +72,49 @@ class ProxyAnchorLoss(Loss):
     P+ are the proxies with a positive in the batch, P all of them. Rows are proxies: `reduction="none"` gives one
     value each, whose mean is L. Train the proxies faster than the network (the paper: 100 times).
 
+    With several proxies a class, s is SoftTriple's relaxed similarity, sum_k softmax_k(s_k / gamma) s_k, and the rows
+    are classes.
+
     Args:
         num_classes, embedding_size: shape of the proxies.
         margin: δ.
         alpha: scale.
+        proxies_per_class: K; class c has the rows c K … c K + K - 1 of `weight`.
+        gamma: temperature of the softmax over a class's proxies.
 
     References: S. Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, arXiv:2003.13911, Eq. 4.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.1, alpha: float = 32.0, **options: Any):
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.1,
+        alpha: float = 32.0,
+        *,
+        proxies_per_class: int = 1,
+        gamma: float = 0.1,
+        **options: Any,
+    ):
         super().__init__(**options)
         check_positive("alpha", alpha)
-        self.margin, self.alpha = margin, alpha
-        self.add_classes(num_classes, embedding_size)
+        check_positive("proxies_per_class", proxies_per_class)
+        check_positive("gamma", gamma)
+        self.margin, self.alpha, self.gamma = margin, alpha, gamma
+        self.add_classes(num_classes, embedding_size, vectors_per_class=proxies_per_class)
 
-    def spec(self) -> LossSpec:
+    def _terms(self, s: Tensor, positive: Tensor, negative: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The positive and the negative term of every class, from its K proxies' similarities (b K, N)."""
+        by_class = s.reshape(-1, self.vectors_per_class, s.shape[1]).transpose(1, 2)
+        similarity = relaxed_similarity(by_class, self.gamma)
+        pull = masked_logsumexp(-self.alpha * (similarity - self.margin) + log_weight, positive)
+        push = masked_logsumexp(self.alpha * (similarity + self.margin) + log_weight, negative)
+        return softplus(pull), softplus(push)
+
+    def spec(self) -> LossSpec | StripSpec:
+        k = self.vectors_per_class
+        if k > 1:
+            return StripSpec(self._terms, average="sides", anchors="proxies", vectors_per_class=k)
         return LossSpec(
             positive=Linear(-self.alpha, self.alpha * self.margin),
             negative=Linear(self.alpha, self.alpha * self.margin),

@@ -30,8 +30,8 @@ class View:
     keep: bool = False
     held: "Held | None" = None
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
-    row_norm: Tensor | None = None  # (b,) norms that s keeps, where a map asks for them
-    column_norm: Tensor | None = None  # (t,)
+    row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
+    column_norm: Tensor | None = None  # (t,) the columns', where s keeps them
 
     @property
     def nbytes(self) -> int:
@@ -68,8 +68,8 @@ class LogSumExp:
     def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """The statistic of the values `v` (b, t), which become exp(v - top)."""
         top = v.amax(1)
-        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32, far
-        # under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
+        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
+        # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
         v.sub_(top.clamp_min(self.lowest)[:, None])
         torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
         return top, v.sum(1)

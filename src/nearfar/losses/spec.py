@@ -63,6 +63,7 @@ class StripSpec:
     Args:
         function: `function(s, positive, negative, *parameters)` gives the losses (b,) of b rows, from their
             similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
+            Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
             For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
         average, anchors, normalize: as in `LossSpec`.
         vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a

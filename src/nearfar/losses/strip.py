@@ -1,13 +1,31 @@
 """Your own row-local loss as a plain function of similarities, in bounded memory."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from nearfar.losses.checks import check_choice
 from nearfar.losses.loss import Loss
+from nearfar.losses.rows import softplus
 from nearfar.losses.spec import StripSpec
+
+
+def masked_logsumexp(v: Tensor, mask: Tensor) -> Tensor:
+    """log sum exp of the values (b, t) in the mask; -inf, with no gradient, where a row has none."""
+    some = mask.any(1, keepdim=True)
+    inside = v.masked_fill(~mask, -math.inf).masked_fill(~some, 0)  # a row of -inf would give NaN slopes
+    return torch.logsumexp(inside, 1).masked_fill(~some[:, 0], -math.inf)
+
+
+def softmax_margin(target: Tensor, other: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """log(1 + sum_n exp(other) sum_p exp(-target)): cross-entropy whose target logit carries a margin."""
+    # A row that lacks one side does not count; zero keeps -inf out of its gradient.
+    counts = positive.any(1) & negative.any(1)
+    p, n = masked_logsumexp(-target, positive), masked_logsumexp(other, negative)
+    return softplus(torch.where(counts, p, 0) + torch.where(counts, n, 0))
 
 
 class StripLoss(Loss):
@@ -17,8 +35,7 @@ class StripLoss(Loss):
 
     `s` (b, M) are the cosine similarities of b rows to all columns, `positive` and `negative` (b, M) boolean masks;
     the function gives the b losses, and must treat every row by itself. The engine cuts the batch into strips that
-    fit the memory budget and takes the
-    gradients.
+    fit the memory budget and takes the gradients.
 
     Args:
         function: as above.

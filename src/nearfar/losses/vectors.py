@@ -41,7 +41,7 @@ class Vectors:
         raw: (n, D), the caller's tensor.
         order: row i here is the caller's row order[i]; None keeps the order.
         normalize: divide by the norms.
-        keep_norm: the norms themselves are needed too.
+        keep_norm: the norms are asked for themselves.
         dtype: of all arithmetic.
     """
 
@@ -93,6 +93,8 @@ class Vectors:
                 assert self._inverse is not None
                 unit = self.block(part)
                 grad.addcmul_(unit, (grad * unit).sum(1, keepdim=True), value=-1).mul_(self._inverse[part, None])
+                if by_norm is not None:
+                    grad.addcmul_(unit, by_norm[part, None])
             elif by_norm is not None:
                 assert self._inverse is not None
                 grad.addcmul_(self.block(part), (by_norm[part] * self._inverse[part])[:, None])

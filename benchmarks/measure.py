@@ -1,0 +1,140 @@
+"""Time and memory of a step, in this process."""
+
+import contextlib
+import ctypes
+import gc
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SHORTEST = 0.02  # seconds: what is shorter is run several times and divided
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+PATIENCE = 60.0  # seconds: what is slower gets three repeats, not more
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step: `run` leaves gradients at `parameters`. The first of them are the embeddings, the second the class
+    weights, if the loss has any.
+    """
+
+    run: Callable[[], object]
+    parameters: Sequence[Tensor] = ()
+    note: str = ""
+    result_bytes: int = 0  # of what run returns, where that is the gradients
+
+    def clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        self.clear()
+        self.run()
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.result_bytes + sum(p.grad.nbytes for p in self.parameters if p.grad is not None)
+
+
+def training_step(loss: Callable[[], Tensor], parameters: Sequence[Tensor], note: str = "") -> Candidate:
+    """Forward and backward."""
+    return Candidate(lambda: torch.autograd.backward(loss()), parameters, note)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often to repeat: at least `fewest` times, then until `seconds` have passed or `most` are done."""
+
+    fewest: int = 5
+    most: int = 15
+    seconds: float = 2.0
+
+
+THOROUGH = Effort()
+QUICK = Effort(3, 5, 0.3)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one step, sorted."""
+
+    seconds: list[float]
+
+    def quantile(self, q: float) -> float:
+        """Interpolated."""
+        at = q * (len(self.seconds) - 1)
+        low = math.floor(at)
+        high = min(low + 1, len(self.seconds) - 1)
+        return self.seconds[low] + (at - low) * (self.seconds[high] - self.seconds[low])
+
+
+def in_turn(step: Callable[[], None], limit: Callable[[], None], effort: Effort) -> tuple[Times, Times]:
+    """The times of the step and of the limit, measured one after the other, so that both see the same machine."""
+    runs = (limit, step)
+    counts = []
+    for run in runs:
+        run()  # what happens only once: compiling, buffers of the matrix products
+        counts.append(max(1, math.ceil(SHORTEST / max(_seconds(run, 1), 1e-9))))
+    taken: tuple[list[float], list[float]] = ([], [])
+    start = time.perf_counter()
+    while True:
+        for run, count, times in zip(runs, counts, taken, strict=True):
+            times.append(_seconds(run, count))
+        repeats, elapsed = len(taken[0]), time.perf_counter() - start
+        enough = repeats >= effort.fewest and elapsed > effort.seconds
+        if repeats >= effort.most or enough or (repeats >= 3 and elapsed > PATIENCE):
+            break
+    return Times(sorted(taken[1])), Times(sorted(taken[0]))
+
+
+def _seconds(run: Callable[[], None], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) / count
+
+
+def peak_extra_bytes(candidate: Candidate, repeats: int = 3) -> int | None:
+    """The most memory that a step holds at a time, beyond what there was before it and beyond its gradients.
+
+    From the resident set's high-water mark, which no allocation escapes; None where the system does not let us reset
+    it (Linux does). The median of a few steps. Take the times first: the allocator is told to give every block back at
+    once, lest the holes between blocks count as held, and that makes it slow.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
+    taken = []
+    for _ in range(repeats):
+        candidate.clear()
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            before = _status("VmRSS")
+            candidate.step()
+            peak = _status("VmHWM")
+        except OSError:
+            return None
+        taken.append(max(0, peak - before - candidate.gradient_bytes))
+    return int(statistics.median(taken))
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,149 @@
+"""Losses with several vectors, or a running mean, for every class."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.checks import check_angle, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import ArcMargin, through
+from nearfar.losses.registry import register
+from nearfar.losses.spec import StripSpec
+from nearfar.losses.strip import softmax_margin
+from nearfar.losses.vectors import unit
+
+
+def relaxed_similarity(s: Tensor, gamma: float) -> Tensor:
+    """Similarity to a class of K centres (…, K): the mean of theirs, weighted by softmax(s / gamma)."""
+    return (torch.softmax(s / gamma, -1) * s).sum(-1)
+
+
+@register(
+    "class",
+    "Qian et al., SoftTriple Loss, ICCV 2019, arXiv:1909.05235",
+    "softmax of λ S_c, target λ(S_y − δ), S_c = Σ_k softmax_k(s_ck/γ) s_ck; + τ Σ‖w_t − w_s‖",
+)
+class SoftTripleLoss(Loss):
+    """SoftTriple: a softmax over classes that have several centres each, which a regulariser lets merge.
+
+        S_c = sum_k softmax_k(s_ck / gamma) s_ck
+        l = -log( exp(la (S_y - margin)) / (exp(la (S_y - margin)) + sum_{j != y} exp(la S_j)) )
+        L = mean l + tau / (C K (K - 1)) sum_c sum_{t < s} sqrt(2 - 2 w_ct.w_cs)
+
+    Args:
+        num_classes, embedding_size: classes and dimension.
+        centers_per_class: K; class c has the rows c K … c K + K - 1 of `weight`.
+        la: λ, scale of the logits.
+        gamma: temperature of the softmax over centres.
+        margin: δ.
+        tau: weight of the regulariser.
+
+    References: Q. Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019,
+    arXiv:1909.05235, Eq. 10.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        centers_per_class: int = 10,
+        la: float = 20.0,
+        gamma: float = 0.1,
+        margin: float = 0.01,
+        *,
+        tau: float = 0.2,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_positive("centers_per_class", centers_per_class)
+        check_positive("la", la)
+        check_positive("gamma", gamma)
+        self.la, self.gamma, self.margin, self.tau = la, gamma, margin, tau
+        self.add_classes(num_classes, embedding_size, vectors_per_class=centers_per_class)
+
+    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        similarity = relaxed_similarity(s.reshape(len(s), -1, self.vectors_per_class), self.gamma)
+        return softmax_margin(self.la * (similarity - self.margin), self.la * similarity, positive, negative)
+
+    def spec(self) -> StripSpec:
+        return StripSpec(self._losses, vectors_per_class=self.vectors_per_class)
+
+    def regularizer(self) -> Tensor | None:
+        k = self.vectors_per_class
+        if k == 1 or self.tau == 0:
+            return None
+        assert self.weight is not None
+        centers = unit(self.weight).reshape(-1, k, self.weight.shape[1])
+        cosines = centers @ centers.transpose(1, 2)
+        first, second = torch.triu_indices(k, k, 1, device=centers.device)
+        # 1e-5 as in the authors' code: the slope of a merged pair stays finite.
+        apart = (2 - 2 * cosines[:, first, second]).clamp_min(0).add(1e-5).sqrt()
+        return self.tau / (len(centers) * k * (k - 1)) * apart.sum()
+
+
+@register(
+    "class",
+    "Deng et al., Sub-center ArcFace, ECCV 2020",
+    "softmax of γ S_j, target γ cos(θ_y + m), S_c = max_k s_ck",
+)
+class SubCenterArcFaceLoss(Loss):
+    """ArcFace over classes that have several sub-centres, of which the nearest counts: noise gathers at the others.
+
+        S_c = max_k s_ck,   target logit: scale cos(arccos(S_y) + margin)
+
+    Args:
+        num_classes, embedding_size: classes and dimension.
+        margin: m, in radians.
+        scale: γ.
+        sub_centers: K; class c has the rows c K … c K + K - 1 of `weight`.
+
+    References: J. Deng et al., "Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
+    ECCV 2020.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        sub_centers: int = 3,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        check_positive("sub_centers", sub_centers)
+        self.margin, self.scale = margin, scale
+        self.add_classes(num_classes, embedding_size, vectors_per_class=sub_centers)
+
+    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        similarity = s.reshape(len(s), -1, self.vectors_per_class).amax(-1)
+        target = -through(ArcMargin(self.scale, self.margin), similarity)
+        return softmax_margin(target, self.scale * similarity, positive, negative)
+
+    def spec(self) -> StripSpec:
+        return StripSpec(self._losses, vectors_per_class=self.vectors_per_class)
+
+    @torch.no_grad()
+    def get_outliers(
+        self, embeddings: Tensor, labels: Tensor, threshold: float = math.radians(75)
+    ) -> tuple[Tensor, Tensor]:
+        """Samples further than `threshold` (radians) from their class's dominant sub-centre, the one that most of the
+        class's samples are nearest to: likely noise, to be removed before training again with one centre a class.
+
+        Returns:
+            The indices of the outliers, and the dominant centres (classes, dimension).
+        """
+        check_angle("threshold", threshold)
+        assert self.weight is not None
+        centers = unit(self.weight).reshape(-1, self.vectors_per_class, self.weight.shape[1])
+        cosines = torch.einsum("nd,nkd->nk", unit(embeddings.to(centers.dtype)), centers[labels])
+        votes = torch.zeros(centers.shape[:2], dtype=torch.long, device=labels.device)
+        votes.index_put_((labels, cosines.argmax(1)), torch.ones_like(labels), accumulate=True)
+        dominant = votes.argmax(1)
+        angle = torch.arccos(cosines.gather(1, dominant[labels, None])[:, 0].clamp(-1, 1))
+        classes = torch.arange(len(centers), device=labels.device)
+        return (angle > threshold).nonzero()[:, 0], centers[classes, dominant]

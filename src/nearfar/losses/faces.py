@@ -1,0 +1,222 @@
+"""Newer face losses: margins that depend on the sample, and squared cosines."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.checks import check_angle, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import ArcMargin, Linear, MagnitudeMargin, Quadratic, QualityMargin, through
+from nearfar.losses.registry import register
+from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.strip import softmax_margin
+from nearfar.losses.vectors import norms, unit
+
+
+def _upcast(embeddings: Tensor) -> Tensor:
+    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+
+
+@register(
+    "class",
+    "Kim, Jain, Liu, AdaFace, CVPR 2022, arXiv:2204.00964",
+    "softmax of γ s_j, target γ(cos(θ_y − m z) − m − m z), z the feature norm's standing in the batch",
+)
+class AdaFaceLoss(Loss):
+    """AdaFace: the margin follows the image's quality, for which the feature's norm stands.
+
+        z = clip((|x| - mean) / (std + 0.001) h, -1, 1)
+        target logit: scale (cos(theta_y - margin z) - margin - margin z)
+
+    mean and std of |x| (clipped to [0.001, 100]) are running averages, updated by every training step and saved; z is a
+    constant in the gradient, and the shifted angle is clipped to [0.001, π - 0.001].
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m.
+        scale: γ.
+        h: concentration of z.
+        t_alpha: the weight of a new batch in the running averages.
+
+    References: M. Kim, A. Jain, X. Liu, "AdaFace: Quality Adaptive Margin for Face Recognition", CVPR 2022,
+    arXiv:2204.00964.
+    """
+
+    batch_mean: Tensor
+    batch_std: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.4,
+        scale: float = 64.0,
+        *,
+        h: float = 0.333,
+        t_alpha: float = 0.01,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        if not 0 <= t_alpha <= 1:
+            raise ValueError(f"t_alpha must be between 0 and 1, not {t_alpha}")
+        self.margin, self.scale, self.h, self.t_alpha = margin, scale, h, t_alpha
+        self.register_buffer("batch_mean", torch.tensor(20.0))
+        self.register_buffer("batch_std", torch.tensor(100.0))
+        self.add_classes(num_classes, embedding_size)
+
+    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        if len(embeddings) > 1:
+            norm = norms(_upcast(embeddings)).clamp(1e-3, 100)
+            self.batch_mean.lerp_(norm.mean().to(self.batch_mean.dtype), self.t_alpha)
+            self.batch_std.lerp_(norm.std().to(self.batch_std.dtype), self.t_alpha)
+
+    def spec(self) -> LossSpec:
+        target = QualityMargin(self.scale, self.margin, self.h, float(self.batch_mean), float(self.batch_std))
+        return LossSpec(positive=target, negative=Linear(self.scale))
+
+
+@register(
+    "class",
+    "Meng et al., MagFace, CVPR 2021, arXiv:2103.06627",
+    "softmax of γ s_j, target γ cos(θ_y + m(‖x‖)); + λ_g(a/u_a² + 1/a)",
+)
+class MagFaceLoss(Loss):
+    """MagFace: a margin that grows with the feature's norm, and a term that makes easy samples long.
+
+        a = |x| clipped to [l_a, u_a],   m(a) linear from l_margin to u_margin
+        target logit: scale cos(theta_y + m(a)),   l += lambda_g (a / u_a^2 + 1 / a)
+
+    The norm is differentiated in both; past π the target goes on as ArcFace's does.
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        l_a, u_a: the norms between which the margin grows.
+        l_margin, u_margin: its values there, in radians.
+        scale: γ.
+        lambda_g: weight of the norm's term.
+
+    References: Q. Meng et al., "MagFace: A Universal Representation for Face Recognition and Quality Assessment",
+    CVPR 2021, arXiv:2103.06627.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        l_a: float = 10.0,
+        u_a: float = 110.0,
+        l_margin: float = 0.45,
+        u_margin: float = 0.8,
+        scale: float = 64.0,
+        lambda_g: float = 35.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_angle("l_margin", l_margin)
+        check_angle("u_margin", u_margin)
+        check_positive("scale", scale)
+        if not 0 < l_a < u_a:
+            raise ValueError(f"l_a and u_a must be norms with 0 < l_a < u_a, not {l_a} and {u_a}")
+        self.l_a, self.u_a, self.l_margin, self.u_margin = l_a, u_a, l_margin, u_margin
+        self.scale, self.lambda_g = scale, lambda_g
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        target = MagnitudeMargin(self.scale, self.l_a, self.u_a, self.l_margin, self.u_margin)
+        return LossSpec(positive=target, negative=Linear(self.scale))
+
+    def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
+        a = norms(_upcast(embeddings)).clamp(self.l_a, self.u_a)
+        return self.lambda_g * (a / self.u_a**2 + 1 / a)
+
+
+@register(
+    "class",
+    "Huang et al., CurricularFace, CVPR 2020, arXiv:2004.00288",
+    "ArcFace whose negatives with s_j > cos(θ_y + m) become s_j(t + s_j)",
+)
+class CurricularFaceLoss(Loss):
+    """CurricularFace: ArcFace that weighs hard negatives the more, the better the model has become.
+
+        target logit: scale cos(theta_y + margin)
+        other logits: scale s_j,   or scale s_j (t + s_j) where s_j > cos(theta_y + margin)
+
+    t is the running mean of cos(theta_y), updated by every training step and saved.
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m, in radians.
+        scale: γ.
+
+    References: Y. Huang et al., "CurricularFace: Adaptive Curriculum Learning Loss for Deep Face Recognition",
+    CVPR 2020, arXiv:2004.00288, Eq. 5-8.
+    """
+
+    t: Tensor
+
+    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.5, scale: float = 64.0, **options: Any):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        self.margin, self.scale = margin, scale
+        self.register_buffer("t", torch.zeros(()))
+        self.add_classes(num_classes, embedding_size)
+
+    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        assert self.weight is not None
+        if (
+            labels is not None
+            and labels.ndim == 1
+            and len(labels)
+            and 0 <= labels.min() <= labels.max() < len(self.weight)
+        ):
+            own = unit(_upcast(self.weight[labels]))
+            self.t.lerp_((unit(_upcast(embeddings)) * own).sum(1).mean().to(self.t.dtype), 0.01)
+
+    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        target = -through(ArcMargin(self.scale, self.margin), s)
+        own = s.detach().masked_fill(~positive, 2).amin(1, keepdim=True).clamp_max(1)
+        border = torch.cos(torch.acos(own.clamp_min(-1)) + self.margin)
+        other = torch.where(s > border, s * (self.t + s), s)
+        return softmax_margin(target, self.scale * other, positive, negative)
+
+    def spec(self) -> StripSpec:
+        return StripSpec(self._losses)
+
+
+@register(
+    "class",
+    "Zhang et al., P2SGrad, CVPR 2019, arXiv:1905.02479",
+    "mean_c (s_c − [c = y])²",
+)
+class P2SGradLoss(Loss):
+    """P2SGrad: squared errors of the cosines, whose gradient has no scale or margin to tune.
+
+        l = 1/C sum_c (s_c - [c == y])^2
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+
+    References: X. Zhang et al., "P2SGrad: Refined Gradients for Optimizing Deep Face Models", CVPR 2019,
+    arXiv:1905.02479, Eq. 11.
+    """
+
+    def __init__(self, num_classes: int, embedding_size: int, **options: Any):
+        super().__init__(**options)
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        assert self.weight is not None
+        share = 1 / len(self.weight)
+        return LossSpec(
+            positive=Quadratic(1.0),
+            negative=Quadratic(0.0),
+            gather=("sum", "sum"),
+            combine="split",
+            act="identity",
+            side_scale=(share, share),
+        )

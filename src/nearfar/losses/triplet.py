@@ -1,0 +1,227 @@
+"""Triplets, and pairs about a learned boundary."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nearfar.losses.checks import check_choice
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import Distance, through
+from nearfar.losses.pair import DISTANCES, DistanceKind
+from nearfar.losses.pairs import table_of
+from nearfar.losses.registry import register
+from nearfar.losses.rows import softplus
+from nearfar.losses.spec import LossSpec, StripSpec
+
+MININGS = ("batch_hard", "easy_positive", "all", "semihard")
+
+
+@register(
+    "pair",
+    "Schroff et al., FaceNet, CVPR 2015, arXiv:1503.03832; Hermans et al., 2017, arXiv:1703.07737",
+    "[d_p − d_n + m]₊; batch-hard: [max d_p − min d_n + m]₊",
+)
+class TripletMarginLoss(Loss):
+    """Triplet loss, over the triplets that the mining keeps.
+
+        l = [d_p - d_n + margin]_+        or log(1 + exp(...)) with smooth_loss
+
+    "batch_hard": the furthest positive and the nearest negative of every anchor; "easy_positive": the nearest positive
+    and the nearest negative. Both average over all anchors. "all": every triplet; "semihard": those with
+    d_p < d_n < d_p + margin. Both average over the triplets whose loss is not zero. d is a distance of normalised
+    vectors.
+
+    Args:
+        margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is
+            `margin=0, smooth_loss=True`.
+        mining: as above.
+        smooth_loss: softplus instead of the hinge.
+        distance: "l2", "squared_l2" or "cosine" (1 - s).
+
+    References: F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832, Eq. 2; A. Hermans, L. Beyer, B. Leibe, "In
+    Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        *,
+        mining: Literal["batch_hard", "easy_positive", "all", "semihard"] = "batch_hard",
+        smooth_loss: bool = False,
+        distance: DistanceKind = "l2",
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_choice("mining", mining, MININGS)
+        check_choice("distance", distance, DISTANCES)
+        self.margin, self.mining, self.smooth_loss, self.distance = margin, mining, smooth_loss, distance
+
+    def spec(self) -> LossSpec | StripSpec:
+        if self.mining in ("all", "semihard"):
+            return StripSpec(self._smooth_triplets if self.smooth_loss else self._triplets, average="active")
+        return LossSpec(
+            positive=Distance(self.distance, 1),
+            negative=Distance(self.distance, -1, self.margin),
+            gather=("max" if self.mining == "batch_hard" else "min", "max"),
+            act="softplus" if self.smooth_loss else "relu",
+        )
+
+    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum and the number of the active triplets, without forming them.
+
+        With the negatives sorted by distance, those nearer than d_p + margin come first: their number and the sum of
+        their distances, from running sums, give sum (d_p + margin - d_n) for each positive.
+        """
+        distance = through(Distance(self.distance), s)
+        d_p, filled = _listed(distance, positive)
+        border = d_p + self.margin
+        d_n, order = distance.detach().masked_fill(~negative, torch.inf).sort(1)
+        sums = torch.where(negative.gather(1, order), distance.gather(1, order), 0).cumsum(1)
+        sums = torch.cat([sums.new_zeros(len(s), 1), sums], 1)
+        last = torch.searchsorted(d_n, border.detach().contiguous())
+        number, total = last, sums.gather(1, last)
+        if self.mining == "semihard":
+            first = torch.searchsorted(d_n, d_p.detach().contiguous(), right=True)
+            number, total = number - first, total - sums.gather(1, first)
+        number = torch.where(filled, number, 0)
+        losses = torch.where(number > 0, number * border - total, 0)
+        return losses.sum(1), number.sum(1).to(s.dtype)
+
+    def _smooth_triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+        distance = through(Distance(self.distance), s)
+        d_p, filled = _listed(distance, positive)
+        losses, number = torch.zeros_like(s[:, 0]), torch.zeros_like(s[:, 0])
+
+        def with_negatives(distance: Tensor, d_p: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
+            kept = negative & filled
+            if self.mining == "semihard":
+                kept = kept & (distance > d_p) & (distance < d_p + self.margin)
+            return torch.where(kept, softplus(d_p - distance + self.margin), 0).sum(1), kept.sum(1)
+
+        for k in range(d_p.shape[1]):
+            # One positive at a time, each computed again for its gradient: K matrices would not be bounded.
+            slot = slice(k, k + 1)
+            loss, kept = checkpoint(with_negatives, distance, d_p[:, slot], filled[:, slot], use_reentrant=False)
+            losses, number = losses + loss, number + kept
+        return losses, number
+
+
+def _listed(distance: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """The distances of the positives as a table (b, K), and which of its slots are filled."""
+    columns, filled = table_of(positive, max(1, int(positive.sum(1).max())) if len(positive) else 1)
+    return distance.gather(1, columns), filled
+
+
+@register(
+    "pair",
+    "Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, arXiv:1706.07567",
+    "[m + d_p − β]₊ + [m − d_n + β]₊, over the pairs that are not zero",
+)
+class MarginLoss(Loss):
+    """Margin loss: positives nearer and negatives further than a boundary β that is learned.
+
+        L = sum ([margin + d_p - beta]_+ + [margin - d_n + beta]_+) / (number of terms that are not zero) + nu mean beta
+
+    d is the Euclidean distance of normalised vectors. With `sampling="distance_weighted"` each positive pair meets one
+    negative, drawn with probability proportional to min(1 / cutoff density, 1 / q(d)), q the density of distances on
+    the sphere; else all pairs count.
+
+    Args:
+        margin: α of the paper.
+        nu: weight of β itself.
+        beta: the boundary at first.
+        learn_beta: whether it is a parameter.
+        num_classes: give it for a boundary per class, by the anchor's class id.
+        sampling: "all" or "distance_weighted".
+        cutoff: distances below it are taken as it, in the sampling.
+        nonzero_loss_cutoff: negatives further than this are not drawn.
+
+    References: C.-Y. Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567.
+    """
+
+    beta: Tensor
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        nu: float = 0.0,
+        beta: float = 1.2,
+        *,
+        learn_beta: bool = False,
+        num_classes: int | None = None,
+        sampling: Literal["all", "distance_weighted"] = "all",
+        cutoff: float = 0.5,
+        nonzero_loss_cutoff: float = 1.4,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_choice("sampling", sampling, ("all", "distance_weighted"))
+        self.margin, self.nu, self.sampling = margin, nu, sampling
+        self.cutoff, self.nonzero_loss_cutoff = cutoff, nonzero_loss_cutoff
+        value = torch.full(() if num_classes is None else (num_classes,), float(beta))
+        if learn_beta:
+            self.beta = nn.Parameter(value)
+        else:
+            self.register_buffer("beta", value)
+
+    def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""
+        boundary = self._boundaries(embeddings, labels)
+        if self.sampling == "all":
+            return (boundary,)
+        draw = torch.rand(len(embeddings), dtype=boundary.dtype, device=boundary.device)
+        return boundary, draw, torch.full_like(draw, embeddings.shape[1])
+
+    def _boundaries(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
+        if self.beta.ndim == 0:
+            return self.beta.expand(len(embeddings))
+        if labels is None or labels.ndim != 1:
+            raise ValueError("a boundary per class needs class ids as labels")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.beta):
+            raise ValueError(f"labels must be between 0 and {len(self.beta) - 1}, num_classes - 1, for MarginLoss")
+        return self.beta[labels]
+
+    def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
+        return self.nu * self._boundaries(embeddings, labels) if self.nu else None
+
+    def spec(self) -> StripSpec:
+        return StripSpec(self._pairs_about if self.sampling == "all" else self._drawn_pairs, average="active")
+
+    def _pairs_about(self, s: Tensor, positive: Tensor, negative: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor]:
+        distance = through(Distance("l2"), s)
+        over = distance - boundary[:, None]
+        pull, push = torch.relu(self.margin + over) * positive, torch.relu(self.margin - over) * negative
+        return (pull + push).sum(1), ((pull > 0).sum(1) + (push > 0).sum(1)).to(s.dtype)
+
+    def _drawn_pairs(
+        self, s: Tensor, positive: Tensor, negative: Tensor, boundary: Tensor, draw: Tensor, dimension: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        distance = through(Distance("l2"), s)
+        d_p, filled = _listed(distance, positive)
+        columns, possible = self._draw_negatives(distance.detach(), negative, draw, dimension[:, None], d_p.shape[1])
+        filled = filled & possible[:, None]
+        pull = torch.where(filled, torch.relu(self.margin + d_p - boundary[:, None]), 0)
+        push = torch.where(filled, torch.relu(self.margin - distance.gather(1, columns) + boundary[:, None]), 0)
+        return (pull + push).sum(1), ((pull > 0).sum(1) + (push > 0).sum(1)).to(s.dtype)
+
+    def _draw_negatives(
+        self, distance: Tensor, negative: Tensor, draw: Tensor, dimension: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """Columns (b, number) of negatives, drawn with weights 1 / q(d), and whether the row has any (b,).
+
+        q(d) = d^(D-2) (1 - d^2/4)^((D-3)/2) is the density of distances of points on the unit sphere of D dimensions.
+        """
+        d = distance.clamp_min(self.cutoff)
+        log_weight = (2.0 - dimension) * d.log() - (dimension - 3) / 2 * (1 - d * d / 4).clamp_min(1e-8).log()
+        allowed = negative & (distance < self.nonzero_loss_cutoff)
+        log_weight = log_weight.masked_fill(~allowed, -torch.inf)
+        possible = allowed.any(1)
+        top = log_weight.amax(1, keepdim=True).masked_fill(~possible[:, None], 0)
+        cumulated = (log_weight - top).exp().cumsum(1)
+        # Equidistant numbers from a random start: each is uniform, and the slots differ.
+        golden = torch.arange(number, device=draw.device, dtype=draw.dtype) * 0.6180339887498949
+        point = ((draw[:, None] + golden) % 1.0) * cumulated[:, -1:]
+        columns = torch.searchsorted(cumulated, point, right=True).clamp_max(distance.shape[1] - 1)
+        return columns, possible

@@ -1,0 +1,371 @@
+"""Losses of losses: a memory of past batches, nested dimensions, two views of a batch, and weighted sums.
+
+They compose: `CircleLoss() + 0.5 * CrossBatchMemory(MatryoshkaLoss(CircleLoss(), [32, 128]), 128)` is a loss.
+
+Shapes: N samples, D dimensions, M columns (what the queue holds).
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from nearfar.losses import inputs
+from nearfar.losses.loss import Loss, Summand
+
+
+class SumLoss(Summand):
+    """A weighted sum of losses, which `0.5 * a + b` makes.
+
+        L = sum_k weight_k L_k
+
+    Sums within sums are one flat sum. Every part is a submodule, so that `parameters()` and `state_dict()` hold all
+    of theirs. Parts are called by their class, and numbered when that repeats: CircleLoss, CircleLoss_2.
+
+    Args:
+        losses: the parts L_k; all are called with the same arguments.
+        weights: one number each, not negative; all 1 unless given.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import CircleLoss, CosFaceLoss
+        >>> loss = 0.5 * CircleLoss() + CosFaceLoss(num_classes=2, embedding_size=4)
+        >>> loss.weights
+        {'CircleLoss': 0.5, 'CosFaceLoss': 1.0}
+        >>> x, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
+        >>> parts = loss.parts(x, labels)
+        >>> bool(loss(x, labels) == 0.5 * parts["CircleLoss"] + parts["CosFaceLoss"])
+        True
+    """
+
+    def __init__(self, losses: Iterable[nn.Module], weights: Iterable[float] | None = None):
+        super().__init__()
+        losses = list(losses)
+        if not losses:
+            raise ValueError("a sum needs at least one loss")
+        self.losses = nn.ModuleDict()
+        self.weights: dict[str, float] = {}
+        for loss, weight in zip(losses, _checked_weights(weights, len(losses), "losses"), strict=True):
+            if isinstance(loss, SumLoss):
+                for name, part in loss.losses.items():
+                    self._add_part(part, weight * loss.weights[name])
+            else:
+                self._add_part(loss, weight)
+
+    def _add_part(self, loss: nn.Module, weight: float) -> None:
+        kind = type(loss).__name__
+        if not isinstance(loss, nn.Module):
+            raise TypeError(f"losses can be added to losses alone, not to {kind}")
+        alike = sum(type(part).__name__ == kind for part in self.losses.values())
+        name = f"{kind}_{alike + 1}" if alike else kind
+        self.losses[name] = loss
+        self.weights[name] = weight
+
+    def parts(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The value of every part, without its weight; differentiable, so it can stand for the call of the loss."""
+        return {name: loss(*args, **kwargs) for name, loss in self.losses.items()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What the parts take."""
+        parts = self.parts(*args, **kwargs)
+        shapes = {name: tuple(value.shape) for name, value in parts.items()}
+        if len(set(shapes.values())) > 1:
+            raise ValueError(f"the parts of the sum have different shapes, {shapes}: give them one reduction")
+        return _weighted_sum(parts.values(), self.weights.values())
+
+    def extra_repr(self) -> str:
+        return f"weights={self.weights}"
+
+
+class MatryoshkaLoss(Summand):
+    """A loss of the first d dimensions, for several d at once, so that embeddings can be cut short after training.
+
+        L = sum_d weight_d loss(x[:, :d])
+
+    Class-level losses compare with `weight[:, :d]` of the same class weights (the paper's weight-tied form, MRL-E). A
+    loss that counts its training steps counts one per call, however many dimensions there are.
+
+    Args:
+        loss: any loss, or a sum of them.
+        dims: the dimensions d, each once; list D itself too, if whole embeddings will be used.
+        weights: one number per d, not negative; all 1 as in the paper unless given.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import CosFaceLoss
+        >>> loss = MatryoshkaLoss(CosFaceLoss(num_classes=2, embedding_size=4), dims=[2, 4])
+        >>> value = loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+        >>> sorted(loss.parts(torch.eye(4), torch.tensor([0, 0, 1, 1])))
+        [2, 4]
+
+    References: A. Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, arXiv:2205.13147, Eq. 1.
+    """
+
+    def __init__(self, loss: nn.Module, dims: Sequence[int], weights: Sequence[float] | None = None):
+        super().__init__()
+        if _holds(loss, CrossBatchMemory):
+            raise ValueError("a memory keeps whole embeddings: CrossBatchMemory(MatryoshkaLoss(...)) is the order")
+        dims = [operator.index(dim) for dim in dims]
+        if not dims or min(dims) < 1 or len(set(dims)) < len(dims):
+            raise ValueError(f"dims must be different numbers of dimensions, at least 1, not {dims}")
+        for name, weight in _class_weights(loss).items():
+            if weight.shape[1] < max(dims):
+                raise ValueError(f"dims go up to {max(dims)}, but {name} of the loss has {weight.shape[1]} dimensions")
+        self.loss = loss
+        self.weights = dict(zip(dims, _checked_weights(weights, len(dims), "dims"), strict=True))
+
+    def parts(
+        self, embeddings: Tensor, labels: Tensor | None = None, *, ref_emb: Tensor | None = None, **kwargs: Any
+    ) -> dict[int, Tensor]:
+        """The loss of every d, without its weight; differentiable, so it can stand for the call of the loss."""
+        class_weights = _class_weights(self.loss)
+        inputs.check_embeddings(embeddings, None)
+        for weight in class_weights.values():
+            inputs.check_embeddings(embeddings, weight.shape[1])
+        dims = list(self.weights)
+        if embeddings.shape[1] < max(dims):
+            raise ValueError(f"embeddings have {embeddings.shape[1]} dimensions, but dims go up to {max(dims)}")
+        parts = {}
+        for dim in dims:
+            replaced: dict[str, Tensor] = {name: weight[:, :dim] for name, weight in class_weights.items()}
+            if dim != dims[-1]:  # every d sees the loss's state as it is, and the last one changes it
+                replaced |= {name: buffer.clone() for name, buffer in self.loss.named_buffers()}
+            references = {} if ref_emb is None else {"ref_emb": ref_emb[:, :dim]}
+            parts[dim] = functional_call(self.loss, replaced, (embeddings[:, :dim], labels), kwargs | references)
+        return parts
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor | None = None, *, ref_emb: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        """
+        Args:
+            embeddings: (N, D).
+            labels, kwargs: what the loss takes besides.
+            ref_emb: (M, D), cut short like the embeddings.
+        """
+        parts = self.parts(embeddings, labels, ref_emb=ref_emb, **kwargs)
+        return _weighted_sum(parts.values(), self.weights.values())
+
+    def extra_repr(self) -> str:
+        return f"weights={self.weights}"
+
+
+class CrossBatchMemory(Summand):
+    """A pair-level loss of the batch against a queue of past embeddings (XBM).
+
+        the batch enters the queue, the oldest entries leave
+        L = loss(batch against the queue)        a sample with its own copy in the queue is no pair
+
+    The queue's entries are constants: gradients reach the embeddings as rows alone, as in the paper's Algorithm 1.
+    Its code adds the loss within the batch, in which they are columns too: `loss + CrossBatchMemory(loss, D)`. Begin
+    with the memory when the embeddings move slowly (the paper: after 1000 iterations).
+
+    The queue moves when a training step is taken: in training mode, with gradients enabled. In evaluation or under
+    no_grad the value is the same, and the queue is left as it was. The whole queue is in the state_dict; it is kept in
+    the module's dtype and on its device (`.to(...)`). The columns are the queue itself, not a copy: with
+    reduction="none", which looks at them again, call backward before the next step (torch raises otherwise).
+
+    Args:
+        loss: a pair-level loss, or a wrapper or sum of them.
+        embedding_size: D.
+        memory_size: how many embeddings the queue holds, at least a batch.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import ContrastiveLoss
+        >>> loss = CrossBatchMemory(ContrastiveLoss(), embedding_size=4, memory_size=6)
+        >>> for _ in range(2):
+        ...     loss(torch.randn(4, 4, requires_grad=True), torch.tensor([5, 5, 7, 7])).backward()
+        >>> loss.label_memory
+        tensor([7, 7, 7, 7, 5, 5])
+
+    References: X. Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020, arXiv:1912.06798.
+    """
+
+    embedding_memory: Tensor  # (memory_size, D)
+    label_memory: Tensor  # (memory_size,)
+    num_enqueued: Tensor  # how many have ever entered; modulo memory_size, the slot that the next one takes
+
+    def __init__(self, loss: nn.Module, embedding_size: int, memory_size: int = 1024):
+        super().__init__()
+        if embedding_size < 1 or memory_size < 1:
+            raise ValueError(f"embedding_size and memory_size must be positive, not {embedding_size} and {memory_size}")
+        _check_pair_level(loss, "CrossBatchMemory")
+        self.loss = loss
+        self.embedding_size, self.memory_size = embedding_size, memory_size
+        self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
+        self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.long))
+        self.register_buffer("num_enqueued", torch.zeros((), dtype=torch.long))
+
+    def reset_queue(self) -> None:
+        """Empty the queue."""
+        for buffer in (self.embedding_memory, self.label_memory, self.num_enqueued):
+            buffer.zero_()
+
+    @torch.no_grad()
+    def enqueue(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Put embeddings (n, D) of classes `labels` (n,) into the queue, without a loss."""
+        self._check(embeddings, labels)
+        slots = self._next_slots(len(embeddings))
+        self.embedding_memory.index_copy_(0, slots, embeddings.to(self.embedding_memory.dtype))
+        self.label_memory.index_copy_(0, slots, labels.long())
+        self.num_enqueued += len(embeddings)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        enqueue_mask: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """
+        Args:
+            embeddings: (N, D).
+            labels: class ids (N,).
+            enqueue_mask: (N,) boolean: these samples enter the queue, and only the others are compared with it (as
+                MoCo has keys and queries). Without it, all do both.
+            sample_weight: (N,), of the samples in the mean.
+        """
+        self._check(embeddings, labels)
+        entering, entering_labels = embeddings.detach().to(self.embedding_memory.dtype), labels.long()
+        if enqueue_mask is not None:
+            if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != labels.shape:
+                raise ValueError(
+                    f"enqueue_mask must be a boolean mask of shape ({len(labels)},), "
+                    f"not {enqueue_mask.dtype} {tuple(enqueue_mask.shape)}"
+                )
+            entering, entering_labels = entering[enqueue_mask], entering_labels[enqueue_mask]
+            embeddings, labels = embeddings[~enqueue_mask], labels[~enqueue_mask]
+            sample_weight = None if sample_weight is None else sample_weight[~enqueue_mask]
+        slots = self._next_slots(len(entering))
+        filled = min(self.memory_size, int(self.num_enqueued) + len(entering))
+        if self.training and torch.is_grad_enabled():
+            self.enqueue(entering, entering_labels)
+            memory, memory_labels = self.embedding_memory[:filled], self.label_memory[:filled]
+        else:
+            memory = self.embedding_memory[:filled].index_copy(0, slots, entering)
+            memory_labels = self.label_memory[:filled].index_copy(0, slots, entering_labels)
+        if enqueue_mask is not None or not len(labels):  # no row has a copy of itself in the queue
+            pairs = {"labels": labels, "ref_labels": memory_labels}
+        else:
+            alike = labels[:, None] == memory_labels
+            pairs = {"positives": alike.scatter(1, slots[:, None], False), "negatives": ~alike}
+        value: Tensor = self.loss(embeddings, **pairs, ref_emb=memory, sample_weight=sample_weight)
+        return value
+
+    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
+        finite = any(isinstance(module, Loss) and module.check_finite for module in self.loss.modules())
+        inputs.check_embeddings(embeddings, self.embedding_size, finite=finite)  # before they are in the queue
+        inputs.check_labels(labels, len(embeddings))
+        if labels.ndim != 1:
+            raise ValueError(
+                f"the memory keeps one class id per sample: labels must be (N,), not {tuple(labels.shape)}"
+            )
+
+    def _next_slots(self, n: int) -> Tensor:
+        """Where the next n embeddings go."""
+        if n > self.memory_size:
+            raise ValueError(f"a batch of {n} does not fit into memory_size={self.memory_size}: raise memory_size")
+        return (self.num_enqueued + torch.arange(n, device=self.num_enqueued.device)) % self.memory_size
+
+    def extra_repr(self) -> str:
+        return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}"
+
+
+class SelfSupervisedLoss(Summand):
+    """A pair-level loss of two views of the same samples, without labels.
+
+        row i of one view is positive with row i of the other; all else is negative
+
+    Args:
+        loss: a pair-level loss, or a wrapper or sum of them.
+        symmetric: compare all 2N rows with each other, as SimCLR does; else the rows of `embeddings` with those of
+            `ref_emb` alone.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import NTXentLoss
+        >>> loss = SelfSupervisedLoss(NTXentLoss(temperature=0.5))
+        >>> views = torch.eye(3), torch.eye(3)
+        >>> round(loss(*views).item(), 4)  # log(1 + 4 exp(-2))
+        0.4327
+
+    References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020,
+    arXiv:2002.05709, Algorithm 1.
+    """
+
+    def __init__(self, loss: nn.Module, symmetric: bool = True):
+        super().__init__()
+        _check_pair_level(loss, "SelfSupervisedLoss")
+        if _holds(loss, CrossBatchMemory):
+            raise ValueError("a sample's number says nothing in later batches: a memory needs labels")
+        self.loss = loss
+        self.symmetric = symmetric
+
+    def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Tensor:
+        """
+        Args:
+            embeddings, ref_emb: (N, D), the two views.
+        """
+        inputs.check_embeddings(embeddings, None)
+        inputs.check_embeddings(ref_emb, None, "ref_emb")
+        if embeddings.shape != ref_emb.shape:
+            raise ValueError(
+                f"the views must have one shape, not {tuple(embeddings.shape)} and {tuple(ref_emb.shape)}: "
+                "row i of both is the same sample"
+            )
+        number = torch.arange(len(embeddings), device=embeddings.device)
+        if self.symmetric:
+            return self.loss(torch.cat([embeddings, ref_emb]), torch.cat([number, number]))  # type: ignore[no-any-return]
+        return self.loss(embeddings, number, ref_emb=ref_emb, ref_labels=number)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"symmetric={self.symmetric}"
+
+
+def _checked_weights(weights: Iterable[float] | None, n: int, of: str) -> list[float]:
+    """As floats, finite and not negative; all 1 unless given."""
+    if weights is None:
+        return [1.0] * n
+    weights = list(weights)
+    if len(weights) != n:
+        raise ValueError(f"{len(weights)} weights for {n} {of}: there must be one each")
+    for weight in weights:
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(f"a loss is multiplied by a number, not by {type(weight).__name__}")
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"a loss is multiplied by a finite number, not negative, and {weight} is not")
+    return [float(weight) for weight in weights]
+
+
+def _weighted_sum(values: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
+    first, *others = (weight * value for value, weight in zip(values, weights, strict=True))
+    return sum(others, first)
+
+
+def _holds(loss: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in loss.modules())
+
+
+def _class_weights(loss: nn.Module) -> dict[str, nn.Parameter]:
+    """The class weights of a loss and of the losses within it, by their parameters' names."""
+    return {
+        f"{name}.weight".lstrip("."): module.weight
+        for name, module in loss.named_modules()
+        if isinstance(module, Loss) and module.weight is not None
+    }
+
+
+def _check_pair_level(loss: nn.Module, wrapper: str) -> None:
+    for module in loss.modules():
+        if isinstance(module, Loss) and module.weight is not None:
+            raise ValueError(
+                f"{type(module).__name__} with num_classes compares with its own class weights: "
+                f"{wrapper} goes with pair-level losses"
+            )
