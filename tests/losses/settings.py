@@ -140,7 +140,7 @@ class Setting:
 SETTINGS = [
     Setting(info.name, arguments) for info in losses.list_losses() for arguments in [{}, *ARGUMENTS.get(info.name, [])]
 ]
-DEFAULTS = [s for s in SETTINGS if not s.arguments or s.class_level and "num_classes" in s.arguments]
+DEFAULTS = [s for s in SETTINGS if not s.arguments or (s.class_level and "num_classes" in s.arguments)]
 ANY_PAIRS = [s for s in SETTINGS if not s.needs_class_ids]
 
 

@@ -28,31 +28,30 @@ def evaluate(
     )
     x = ordered(rows, pairs.row_order).to(dtype)
     y = x if columns is None else ordered(columns, pairs.column_order).to(dtype)
-    with torch.autocast(rows.device.type, enabled=False):
-        s = (unit(x) if spec.normalize[0] else x) @ (unit(y) if spec.normalize[1] else y).t()
-        if bias is not None:
-            s = s + ordered(bias, pairs.column_order)
-        weights = RowWeights(plan, dtype)
-        masks = pairs.masks(slice(0, len(x)))
-        if isinstance(spec, StripSpec):
-            extra = [ordered(p, pairs.row_order) for p in parameters]
-            if spec.anchors == "proxies":
-                weight = plan.column_weight
-                extra.append(s.new_zeros(len(y)) if weight is None else ordered(weight, pairs.column_order).log())
-            result = spec.function(s, *masks, *extra)
-            if spec.average == "sides":
-                losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
-            elif spec.average == "active":
-                losses = result[0] * active_side(result[1], weights.weight)
-            else:
-                assert isinstance(result, Tensor)
-                losses = result
+    s = (unit(x) if spec.normalize[0] else x) @ (unit(y) if spec.normalize[1] else y).t()
+    if bias is not None:
+        s = s + ordered(bias, pairs.column_order)
+    weights = RowWeights(plan, dtype)
+    masks = pairs.masks(slice(0, len(x)))
+    if isinstance(spec, StripSpec):
+        extra = [ordered(p, pairs.row_order) for p in parameters]
+        if spec.anchors == "proxies":
+            weight = plan.column_weight
+            extra.append(s.new_zeros(len(y)) if weight is None else ordered(weight, pairs.column_order).log())
+        result = spec.function(s, *masks, *extra)
+        if spec.average == "sides":
+            losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
+        elif spec.average == "active":
+            losses = result[0] * active_side(result[1], weights.weight)
         else:
-            pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
-            log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()
-            losses = _losses(spec, s, *masks, pair_norm, log_weight, weights)
-        losses = torch.where(weights.counted, losses, 0)
-        return restored(losses * weights.weight, pairs.row_order) if plan.reduction == "none" else losses @ weights.pull
+            assert isinstance(result, Tensor)
+            losses = result
+    else:
+        pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
+        log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()
+        losses = _losses(spec, s, *masks, pair_norm, log_weight, weights)
+    losses = torch.where(weights.counted, losses, 0)
+    return restored(losses * weights.weight, pairs.row_order) if plan.reduction == "none" else losses @ weights.pull
 
 
 def _losses(

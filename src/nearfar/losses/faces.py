@@ -168,12 +168,7 @@ class CurricularFaceLoss(Loss):
 
     def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
         assert self.weight is not None
-        if (
-            labels is not None
-            and labels.ndim == 1
-            and len(labels)
-            and 0 <= labels.min() <= labels.max() < len(self.weight)
-        ):
+        if labels is not None and labels.ndim == 1 and len(labels):
             own = unit(_upcast(self.weight[labels]))
             self.t.lerp_((unit(_upcast(embeddings)) * own).sum(1).mean().to(self.t.dtype), 0.01)
 

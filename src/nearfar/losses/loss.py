@@ -22,14 +22,18 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 def _eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let torch.compile break its graph around the loss: the engine's loop is its own schedule. (Nothing of the
-    compiler is imported before that.)
+    """Keep what is around the loss out of it: torch.compile breaks its graph there, since the engine's loop is its own
+    schedule (nothing of the compiler is imported before that), and autocast does not reach its arithmetic.
     """
     outside_the_graph = torch._disable_dynamo(forward)  # type: ignore[attr-defined]
 
     @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Tensor:
-        return outside_the_graph(*args, **kwargs) if torch.compiler.is_compiling() else forward(*args, **kwargs)
+    def call(self: "Loss", embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        device = embeddings.device.type if isinstance(embeddings, Tensor) else "cpu"
+        with torch.autocast(device, enabled=False):
+            if torch.compiler.is_compiling():
+                return outside_the_graph(self, embeddings, *args, **kwargs)
+            return forward(self, embeddings, *args, **kwargs)
 
     return call
 
@@ -159,10 +163,6 @@ class Loss(Summand):
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(embeddings))
-        training = self.training and torch.is_grad_enabled()
-        if training:
-            with torch.no_grad():
-                self.before_step(embeddings, labels)
         spec = self.spec()
         proxies_are_rows = spec.anchors == "proxies"
         if proxies_are_rows and sample_weight is not None:
@@ -172,6 +172,11 @@ class Loss(Summand):
             embeddings, sample_weight = embeddings[there], sample_weight[there]
             labels, positives, negatives = (t if t is None else t[there] for t in (labels, positives, negatives))
         pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, positives, negatives, proxies_are_rows)
+        training = self.training and torch.is_grad_enabled()
+        if training:
+            with torch.no_grad():
+                self.before_step(embeddings, labels)
+            spec = self.spec()
 
         prepared = self.prepare(embeddings)
         rows, columns = prepared, ref_emb if self.weight is None else self.weight
