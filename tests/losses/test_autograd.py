@@ -124,8 +124,8 @@ def test_training_pulls_classes_together() -> None:
     """A sanity check of signs: a few steps of every loss raise same-class similarity against the rest."""
     labels = torch.arange(24) // 4 % CLASSES
     for setting in DEFAULTS:
-        if setting.name == "SoftTripleLoss":
-            continue  # ten centres a class: four samples of it need not come together
+        if setting.name in ("SoftTripleLoss", "SubCenterArcFaceLoss"):
+            continue  # several centres a class: its samples need not come together
         loss = setting.make().train()
         x = unit(24, SIZE, seed=4).requires_grad_()
         optimizer = torch.optim.Adam(parameters(loss, x), lr=0.05)

@@ -43,10 +43,9 @@ def test_error_is_no_worse_than_the_dense_forms(setting: Setting, dtype: torch.d
 
     truth, plain, ours = run(True, torch.float64), run(True, dtype), run(False, dtype)
     for exact, reference, actual in zip(truth, plain, ours, strict=True):
-        slack = 2 * torch.finfo(dtype).eps * max(rms(exact), 1e-3)
-        # In float32 both compute with the same precision, in another order: which is luckier is chance.
-        factor = 1.5 if dtype == torch.float32 else 1.0
-        assert rms(actual - exact) <= factor * rms(reference - exact) + slack
+        # In float32 both compute alike, in another order: which is luckier is chance, magnified by the scales.
+        slack = (32 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * max(rms(exact), 1e-3)
+        assert rms(actual - exact) <= rms(reference - exact) + slack
 
 
 def rms(t: torch.Tensor) -> float:
