@@ -125,12 +125,14 @@ class ClassPairs:
             self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start
         ):
             return None
-        first = (self.start[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
-        last = (self.stop[rows].clamp(columns.start, columns.stop) - columns.start)[:, None]
         slots = min(self.widest, columns.stop - columns.start)
         if slots == 0:
             return None
-        column = first + torch.arange(slots, device=first.device)
+        first, last = self.start[rows, None], self.stop[rows, None]
+        if columns != slice(0, self.columns):
+            first = first.clamp(columns.start, columns.stop) - columns.start
+            last = last.clamp(columns.start, columns.stop) - columns.start
+        column = first + torch.arange(slots, device=first.device) if slots > 1 else first
         positive = column < last
         column = torch.minimum(column, last - 1).clamp_min_(0)  # empty slots repeat the last listed column
         if self.same:

@@ -107,28 +107,27 @@ class LogSumExp:
 
 
 class Sum:
-    """sum_c v_rc, and how many terms of it are not zero; the mean, if `count` is given."""
+    """sum_c v_rc, and, if asked to count, how many terms of it are not zero; the mean, if `number` is given."""
 
     empty = 0.0
 
-    def __init__(self, n: int, like: Tensor, count: Tensor | None = None):
-        self.total, self.active = like.new_zeros(n), like.new_zeros(n)
-        self.scale = None if count is None else 1 / count.clamp_min(1).to(like.dtype)
+    def __init__(self, n: int, like: Tensor, number: Tensor | None = None, count: bool = False):
+        self.total, self.active, self.count = like.new_zeros(n), like.new_zeros(n), count
+        self.scale = None if number is None else 1 / number.clamp_min(1).to(like.dtype)
 
     def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The statistic of the values `v` (b, t), which become the derivatives, 1."""
-        part = v.sum(1), torch.count_nonzero(v, dim=1)
-        v.fill_(1)
-        return part
+        """The statistic of the values `v` (b, t), which stay as they are: the derivatives are 1."""
+        return v.sum(1), torch.count_nonzero(v, dim=1) if self.count else self.active[:0]
 
     def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
         self.total[rows] += part[0]
-        self.active[rows] += part[1]
+        if self.count:
+            self.active[rows] += part[1]
 
     def value(self) -> Tensor:
         return self.total if self.scale is None else self.total * self.scale
 
-    def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor | float:
+    def factor(self, rows: slice, part: tuple[Tensor, Tensor] | None = None) -> Tensor | float:
         return 1.0 if self.scale is None else self.scale[rows, None]
 
 
@@ -170,12 +169,13 @@ class GatheredRows:
     def __init__(self, spec: LossSpec, n: int, like: Tensor, positives: Tensor):
         self.spec = spec
         self.count = positives
-        self.negative = Sum(n, like) if spec.gather[1] == "sum" else LogSumExp(n, like)
+        count = spec.average == "active"
+        self.negative = Sum(n, like, count=count) if spec.gather[1] == "sum" else LogSumExp(n, like)
         self.positive: LogSumExp | Sum
         if spec.gather[0] == "lse":
             self.positive = LogSumExp(n, like)
         else:
-            self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None)
+            self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None, count)
         self.each: EachPositive | None = None
         self.sweeps = [self.collect]
         if spec.mining is not None:
@@ -230,12 +230,10 @@ class GatheredRows:
         if view.pairs is not None:
             view.pairs.hide(v, self.negative.empty, keep_positives=self.spec.others)
         part = self.negative.gather(v)
-        if not isinstance(slope, Tensor):
-            return Held(v, part, slope)
-        v.mul_(slope)
-        if view.pairs is not None and self.negative.empty == 0:  # the derivative of a sum does not vanish by itself
-            view.pairs.hide(v, 0.0)
-        return Held(v, part, 1.0)
+        if isinstance(self.negative, Sum):
+            g = slope if isinstance(slope, Tensor) else v.fill_(slope)
+            return Held(g if view.pairs is None else view.pairs.hide(g, 0.0), part, 1.0)
+        return Held(v.mul_(slope), part, 1.0) if isinstance(slope, Tensor) else Held(v, part, slope)
 
     def _positive_terms(self, view: View, pairs: TilePairs) -> tuple[Tensor, Tensor | float, Tensor | None]:
         """u (b, K), empty where there is no positive pair, and the map's slopes."""
@@ -284,6 +282,9 @@ class GatheredRows:
         pull = self.pull_p[view.rows, None]
         if self.each is not None:
             u.add_(self.each.negatives[view.rows, None]).sigmoid_()
+        elif isinstance(self.positive, Sum):
+            pull = pull * self.positive.factor(view.rows)
+            u.fill_(1)
         else:
             pull = pull * self.positive.factor(view.rows, self.positive.gather(u))
         h = torch.where(kept, u * pull, 0)
