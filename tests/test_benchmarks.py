@@ -137,7 +137,7 @@ def test_memory_is_what_the_profiler_counts() -> None:
     peak, counted = result.stdout.split()
     if peak == "None":
         pytest.skip("no /proc/self/clear_refs")
-    assert int(peak) == pytest.approx(int(counted), rel=0.03)
+    assert int(peak) == pytest.approx(int(counted), rel=0.15)
 
 
 def test_times_are_taken_in_turn() -> None:

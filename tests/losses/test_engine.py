@@ -100,11 +100,14 @@ def test_permutation(setting: Setting) -> None:
 def test_no_gradient_nobody_asked_for(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """One product without gradients; none for embeddings or weights that do not take any."""
     products: list[int] = []
-    counted = {name: getattr(torch.Tensor, name) for name in ("addmm_", "index_add_")}
-    for name, original in counted.items():
-        monkeypatch.setattr(
-            torch.Tensor, name, lambda *a, original=original, **k: (products.append(1), original(*a, **k))[1]
-        )
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (products.append(1), original(*a, **k))[1])
+
+    counted(engine, "_add_product")
+    for name in ("addmm_", "index_add_", "addcmul_"):
+        counted(torch.Tensor, name)
     x, labels = batch()
     loss = setting.make().eval()
     with torch.no_grad():

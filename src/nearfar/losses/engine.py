@@ -39,7 +39,7 @@ from nearfar.losses.weights import RowWeights, ordered, restored
 # A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
 # product to run at full speed.
 TILE = 2**20
-WIDEST = 4096  # columns of a tile
+WIDEST = 2048  # columns of a tile
 SQUARE = 1024  # side of a tile of samples x samples
 # Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two
 # cores, AVX2).
@@ -149,7 +149,7 @@ class _Run:
             rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
         )
         self.norms = norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
-        self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype)
+        self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype, whole=columns is None)
         self.y = (
             self.x
             if columns is None
@@ -164,8 +164,13 @@ class _Run:
         self.weights = RowWeights(plan, dtype, upstream)
         self.active = self._zeros(())  # the weighted number of active terms that strip functions report
 
-        self.grad_x = self._zeros(rows.shape) if needs[0] else None
-        self.grad_y = self.grad_x if columns is None else self._zeros(columns.shape) if needs[1] else None
+        # Of rows and columns that differ, every tile's product is stored or added exactly once.
+        hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
+        self.overwritten = columns is not None and isinstance(plan.spec, LossSpec) and not hardest
+        self.arena: Tensor | None = None
+        new = self.like.new_empty if self.overwritten else self.like.new_zeros
+        self.grad_x = new(rows.shape) if needs[0] else None
+        self.grad_y = self.grad_x if columns is None else new(columns.shape) if needs[1] else None
         self.grad_bias = self._zeros((self.m,)) if needs[2] else None
         self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
         self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
@@ -226,7 +231,26 @@ class _Run:
 
     def _similarities(self, rows: slice, columns: slice) -> Tensor:
         s = torch.mm(self.x.block(rows), self.y.block(columns).t())
+        fold_x, fold_y = self.x.fold(rows), self.y.fold(columns)
+        if fold_x is not None:
+            s.mul_(fold_x[:, None])
+        if fold_y is not None:
+            s.mul_(fold_y)
         return s if self.bias is None else s.add_(self.bias[columns])
+
+    def _add_products(self, i: slice, j: slice, g: Tensor, first: tuple[bool, bool] = (False, False)) -> None:
+        """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up.
+
+        Vectors that are not normalised themselves ask for a `g` that is; what can do without comes first.
+        """
+        fold_x, fold_y = self.x.fold(i), self.y.fold(j)
+        if self.grad_y is not None and fold_x is None:
+            _add_product(self.grad_y[j], g.t(), self.x.block(i), first[1])
+        if self.grad_x is not None:
+            by_unit = g if fold_y is None else g.mul_(fold_y) if fold_x is None else g * fold_y
+            _add_product(self.grad_x[i], by_unit, self.y.block(j), first[0])
+        if self.grad_y is not None and fold_x is not None:
+            _add_product(self.grad_y[j], g.mul_(fold_x[:, None]).t(), self.x.block(i), first[1])
 
     def _group(self, group: _Group, spec: LossSpec) -> Tensor:
         n = group.rows.stop - group.rows.start
@@ -272,12 +296,9 @@ class _Run:
                 g = g + g.t()
             self.grad_x[i].addmm_(g, self.x.block(j))
             return
-        if self.grad_x is not None:
-            self.grad_x[i].addmm_(g, self.y.block(j))
-        if self.grad_y is not None:
-            self.grad_y[j].addmm_(g.t(), self.x.block(i))
         if self.grad_bias is not None:
             self.grad_bias[j] += g.sum(0)
+        self._add_products(i, j, g, first=(j.start == 0, i.start == 0))
         if by_norm is not None and views[0].pairs is not None:
             self._add_norm_gradient(i, j, views[0], by_norm)
 
@@ -297,7 +318,10 @@ class _Run:
             if self.grad_x is not None:
                 self.grad_x[rows].addcmul_(self.y.take(columns), pull[:, None])
             if self.grad_y is not None:
-                self.grad_y.index_add_(0, columns, self.x.block(rows) * pull[:, None])
+                fold = self.x.fold(rows)
+                self.grad_y.index_add_(
+                    0, columns, self.x.block(rows) * (pull if fold is None else pull * fold)[:, None]
+                )
 
     def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
         """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
@@ -316,10 +340,7 @@ class _Run:
             g, *by_parameter = torch.autograd.grad(
                 losses, inputs, self.weights.pull[rows], allow_unused=True, materialize_grads=True
             )
-        if self.grad_x is not None:
-            self.grad_x[i].addmm_(g, self.y.block(j))
-        if self.grad_y is not None:
-            self.grad_y[j].addmm_(g.t(), self.x.block(i))
+        self._add_products(i, j, g)
         for grads, grad in zip(self.grad_parameters, by_parameter, strict=True):
             if grads is not None:
                 grads[rows] = grad
@@ -340,16 +361,29 @@ class _Run:
         return torch.where(self.weights.counted[rows], losses, 0)
 
 
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """total += a b; the first time total = a b, so that a large gradient need not be zeroed."""
+    if first:
+        torch.mm(a, b, out=total)
+    else:
+        total.addmm_(a, b)
+
+
 class _Tiles:
     """The tiles of a group, as views for the rows they serve.
 
     They are kept while the budget lasts, first as similarities, then (`hold`) as the gradients that these become; those
     beyond it are computed at every visit.
+
+    What is kept goes to memory that is used again by the next group, since fresh pages cost more than the passes over
+    them: an arena of the budget's size; or, for the first strip, the place of the column gradient that the tile will be
+    turned into, which is nobody's until then.
     """
 
     def __init__(self, run: _Run, group: _Group, hold: bool, keep: bool):
         self.run, self.group, self.hold = run, group, hold
         self.left = run.plan.budget if keep else 0
+        self.used = 0
         self.kept: dict[int, list[View]] = {}
 
     def visit(self) -> Iterator[list[View]]:
@@ -357,13 +391,41 @@ class _Tiles:
             views = self.kept.get(index)
             if views is None:
                 views = self._make(i, j)
-                size = sum(view.nbytes for view in views)
-                if size <= self.left:
-                    self.left -= size
-                    self.kept[index] = views
-                    for view in views:
-                        view.keep = self.hold
+                self._keep(index, i, j, views)
             yield views
+
+    def _keep(self, index: int, i: slice, j: slice, views: list[View]) -> None:
+        place = self._place_of_gradient(i, j)
+        size = sum(view.nbytes for view in views) if place is None else 0
+        if size > self.left:
+            return
+        self.left -= size
+        self.kept[index] = views
+        for view in views:
+            view.keep = self.hold
+            if place is not None:
+                view.store = place
+            elif self.hold and len(self.group.tiles) > 1:
+                view.store = self._allot(view)
+
+    def _place_of_gradient(self, i: slice, j: slice) -> Tensor | None:
+        grad = self.run.grad_y
+        rows, columns = i.stop - i.start, j.stop - j.start
+        if not (self.hold and self.run.overwritten and grad is not None and self.group.rows.start == 0):
+            return None
+        if self.left == 0 or len(self.group.tiles) == 1 or i.stop > self.group.rows.stop or rows > grad.shape[1]:
+            return None
+        return grad[j].view(-1)[: rows * columns].view(rows, columns)
+
+    def _allot(self, view: View) -> Tensor:
+        assert view.s is not None
+        if self.run.arena is None:
+            self.run.arena = self.run.like.new_empty(self.run.plan.budget // self.run.like.element_size())
+        part = self.run.arena[self.used : self.used + view.s.numel()]
+        self.used += view.s.numel()
+        rows, columns = view.s.shape
+        # A mirrored view keeps its tile's layout, so that both can be added as they lie.
+        return part.view(rows, columns) if view.s.is_contiguous() else part.view(columns, rows).t()
 
     def _make(self, i: slice, j: slice) -> list[View]:
         run, start = self.run, self.group.rows.start

@@ -75,7 +75,7 @@ class SelfPaced:
 
     def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
         pace = self._pace(s)
-        return pace * (s - self.margin), pace, None
+        return (s - self.margin).mul_(pace), pace, None
 
 
 def sine(cosine: Tensor) -> Tensor:

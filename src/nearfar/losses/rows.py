@@ -28,6 +28,7 @@ class View:
     listed: Tensor | None  # (b, K) the similarities in the pairs' table
     column_offset: int = 0  # the tile's first column
     keep: bool = False
+    store: Tensor | None = None  # (b, t) memory to keep it in, instead of where it is computed
     held: "Held | None" = None
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
     row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
@@ -200,6 +201,8 @@ class GatheredRows:
         held = self._hold(view, gradient=view.keep)
         self.negative.merge(view.rows, held.part)
         if view.keep:
+            if view.store is not None:
+                held.g = view.store.copy_(held.g)
             view.held, view.s = held, None
         if view.pairs is not None and self.spec.combine != "each":
             u, _, _ = self._positive_terms(view, view.pairs)
@@ -274,7 +277,9 @@ class GatheredRows:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
         held = view.held or self._hold(view, gradient=True)
         pull = self.pull_n[view.rows, None] * held.scale
-        g = held.g.mul_(pull * self.negative.factor(view.rows, held.part))
+        pull = pull * self.negative.factor(view.rows, held.part)
+        # What is in store is left there: its memory may be where the product of `g` goes.
+        g = held.g.mul_(pull) if view.store is None else held.g * pull
         if view.pairs is None:
             return g, None
         u, slope, norm_slope = self._positive_terms(view, view.pairs)

@@ -1,9 +1,8 @@
-"""One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the
-loss says so.
+"""One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the loss
+says so.
 
-A large matrix of class weights is never copied whole: its blocks are cast and normalised as they are used. Where
-    vectors are normalised, a zero vector
-stays zero, and so does its gradient.
+A large matrix of class weights is never copied nor normalised: its products are scaled instead (`fold`). Where vectors
+are normalised, a zero vector stays zero, and so does its gradient.
 """
 
 from collections.abc import Iterator
@@ -43,15 +42,24 @@ class Vectors:
         normalize: divide by the norms.
         keep_norm: the norms are asked for themselves.
         dtype: of all arithmetic.
+        whole: prepare a copy of all, so that two blocks can be had at a time; else only if it is small.
     """
 
-    def __init__(self, raw: Tensor, order: Tensor | None, normalize: bool, keep_norm: bool, dtype: torch.dtype):
+    def __init__(
+        self,
+        raw: Tensor,
+        order: Tensor | None,
+        normalize: bool,
+        keep_norm: bool,
+        dtype: torch.dtype,
+        whole: bool = False,
+    ):
         self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
         self.block_rows = max(1, 2**20 // max(1, raw.shape[1]))
         self.norm: Tensor | None = None
         self._inverse: Tensor | None = None
         self._whole: Tensor | None = None
-        if raw.numel() <= WHOLE:
+        if whole or raw.numel() <= WHOLE:
             self._whole = self._fetch(slice(0, len(raw)))
         if normalize or keep_norm:
             parts = [torch.linalg.vector_norm(self.block(part), dim=1) for part in self._parts()]
@@ -68,10 +76,12 @@ class Vectors:
         return raw.to(self.dtype)
 
     def block(self, part: slice) -> Tensor:
-        """The prepared vectors of a range of rows, (b, D)."""
-        if self._whole is not None:
-            return self._whole[part]
-        return self._prepare(self._fetch(part), self._inverse if self._inverse is None else self._inverse[part])
+        """The vectors of a range of rows, (b, D): prepared, or as they are if `fold` tells what is missing."""
+        return self._fetch(part) if self._whole is None else self._whole[part]
+
+    def fold(self, part: slice) -> Tensor | None:
+        """(b,) what each of these vectors is still to be multiplied by, wherever it takes part in a product."""
+        return self._inverse[part] if self._whole is None and self.normalize and self._inverse is not None else None
 
     def take(self, index: Tensor) -> Tensor:
         """The prepared vectors of the rows listed, (b, D)."""
@@ -88,14 +98,17 @@ class Vectors:
         tensor.
         """
         for part in self._parts():
-            grad = by_prepared[part]
+            grad, vectors, fold = by_prepared[part], self.block(part), self.fold(part)
             if self.normalize:
                 assert self._inverse is not None
-                unit = self.block(part)
-                grad.addcmul_(unit, (grad * unit).sum(1, keepdim=True), value=-1).mul_(self._inverse[part, None])
-                if by_norm is not None:
-                    grad.addcmul_(unit, by_norm[part, None])
-            elif by_norm is not None:
+                radial = (grad * vectors).sum(1)
+                if fold is not None:
+                    radial = radial * fold * fold
+                grad.addcmul_(vectors, radial[:, None], value=-1).mul_(self._inverse[part, None])
+            if by_norm is not None:
                 assert self._inverse is not None
-                grad.addcmul_(self.block(part), (by_norm[part] * self._inverse[part])[:, None])
+                along = by_norm[part]
+                if fold is not None or not self.normalize:
+                    along = along * self._inverse[part]
+                grad.addcmul_(vectors, along[:, None])
         return restored(by_prepared, self.order).to(self.raw.dtype)
