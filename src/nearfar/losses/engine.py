@@ -229,8 +229,8 @@ class _Run:
         else:
             yield from (_Group(strip[0][0], strip) for strip in strips)
 
-    def _similarities(self, rows: slice, columns: slice) -> Tensor:
-        s = torch.mm(self.x.block(rows), self.y.block(columns).t())
+    def _similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
+        s = torch.mm(self.x.block(rows), self.y.block(columns).t(), out=out)
         fold_x, fold_y = self.x.fold(rows), self.y.fold(columns)
         if fold_x is not None:
             s.mul_(fold_x[:, None])
@@ -261,7 +261,7 @@ class _Run:
             state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
-        tiles = _Tiles(self, group, hold, keep=hold or len(state.sweeps) > 1)
+        tiles = _Tiles(self, group, hold, sweeps=len(state.sweeps))
         for sweep in state.sweeps:
             for views in tiles.visit():
                 for view in views:
@@ -380,11 +380,16 @@ class _Tiles:
     turned into, which is nobody's until then.
     """
 
-    def __init__(self, run: _Run, group: _Group, hold: bool, keep: bool):
+    def __init__(self, run: _Run, group: _Group, hold: bool, sweeps: int):
         self.run, self.group, self.hold = run, group, hold
-        self.left = run.plan.budget if keep else 0
+        self.left = run.plan.budget if hold or sweeps > 1 else 0
         self.used = 0
         self.kept: dict[int, list[View]] = {}
+        # Similarities that one sweep uses up can all be computed in one place.
+        self.scratch: Tensor | None = None
+        if len(group.tiles) > 1 and sweeps == 1:
+            i, j = group.tiles[0]
+            self.scratch = run.like.new_empty((i.stop - i.start) * (j.stop - j.start))
 
     def visit(self) -> Iterator[list[View]]:
         for index, (i, j) in enumerate(self.group.tiles):
@@ -407,6 +412,8 @@ class _Tiles:
                 view.store = place
             elif self.hold and len(self.group.tiles) > 1:
                 view.store = self._allot(view)
+        if len(views) == 1 and views[0].store is not None:  # the two sides of a mirrored tile are added: no sharing
+            views[0].scratch = self._scratch(i, j)
 
     def _place_of_gradient(self, i: slice, j: slice) -> Tensor | None:
         grad = self.run.grad_y
@@ -427,9 +434,14 @@ class _Tiles:
         # A mirrored view keeps its tile's layout, so that both can be added as they lie.
         return part.view(rows, columns) if view.s.is_contiguous() else part.view(columns, rows).t()
 
+    def _scratch(self, i: slice, j: slice) -> Tensor | None:
+        rows, columns = i.stop - i.start, j.stop - j.start
+        return None if self.scratch is None else self.scratch[: rows * columns].view(rows, columns)
+
     def _make(self, i: slice, j: slice) -> list[View]:
         run, start = self.run, self.group.rows.start
-        s = run._similarities(i, j)
+        scratch = self._scratch(i, j)
+        s = run._similarities(i, j, scratch)
         views = [self._view(slice(i.start - start, i.stop - start), s, i, j)]
         if run.plan.same and i.start != j.start:
             views.append(self._view(j, s.t(), j, i))

@@ -5,8 +5,8 @@ A map turns similarities `s` into the terms u = f_p(s) or v = f_n(s) of the form
 derivative: Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
 
 `n` is the pair's norm: |x|, times |w| where the similarity keeps that too. Only maps with `uses_norm` are given it,
-and only they return a `norm_slope`. A slope that is the same for
-every pair is a plain float.
+and only they return a `norm_slope`. A slope that is the same for every pair is a
+plain float. `out` is where the value may be put.
 """
 
 import math
@@ -24,9 +24,9 @@ class Map(Protocol):
 
     uses_norm: ClassVar[bool]
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor: ...
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes: ...
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes: ...
 
 
 def through(function: Map, s: Tensor, n: Tensor | None = None) -> Tensor:
@@ -44,12 +44,12 @@ class Linear:
     offset: float = 0.0
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
-        value = s * self.scale
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        value = torch.mul(s, self.scale, out=out)
         return value.add_(self.offset) if self.offset else value
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
-        return self.value(s), self.scale, None
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
+        return self.value(s, out=out), self.scale, None
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class SelfPaced:
         beyond = s - self.optimum
         return (beyond.clamp_max_(0) if self.positive else beyond.clamp_min_(0)).mul_(self.gamma)
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self._pace(s).mul_(s - self.margin)
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         pace = self._pace(s)
-        return (s - self.margin).mul_(pace), pace, None
+        return torch.sub(s, self.margin, out=out).mul_(pace), pace, None
 
 
 def sine(cosine: Tensor) -> Tensor:
@@ -107,10 +107,10 @@ class ArcMargin:
     easy: bool = False
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self.slopes(s)[0]
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         sin_theta = sine(s)
         target = s * math.cos(self.margin) - (1 - s * s).clamp_min(0).sqrt() * math.sin(self.margin)
         slope = math.cos(self.margin) + s / sin_theta * math.sin(self.margin)
@@ -133,10 +133,10 @@ class CombinedMargin:
     m3: float
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self.slopes(s)[0]
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         target, by_angle = extended_cosine(torch.acos(s.clamp(-1, 1)) * self.m1 + self.m2)
         slope = by_angle * (-self.m1 / sine(s))
         return (target - self.m3) * -self.scale, slope * -self.scale, None
@@ -156,10 +156,10 @@ class MultiplicativeMargin:
     lam: float
     uses_norm: ClassVar[bool] = True
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self.slopes(s, n)[0]
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         assert n is not None
         cosine = torch.where(n > 0, s / n, 0).clamp_(-1, 1)
         psi, by_angle = extended_cosine(torch.acos(cosine) * self.margin)
@@ -182,13 +182,13 @@ class Distance:
     offset: float = 0.0
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if self.kind == "l2":
             return _euclidean(s).mul_(self.sign).add_(self.offset)
         scale = 2 if self.kind == "squared_l2" else 1
         return s.mul(-scale * self.sign).add_(scale * self.sign + self.offset)
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         if self.kind == "l2":
             distance = _euclidean(s)
             return distance * self.sign + self.offset, distance.reciprocal().mul_(-self.sign), None
@@ -207,11 +207,11 @@ class Hinge:
     power: int
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         hinge = self.inner.value(s).clamp_min_(0)
         return hinge if self.power == 1 else hinge.square_()
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         inner, slope, _ = self.inner.slopes(s)
         hinge = inner.clamp_min_(0)
         if self.power == 1:
@@ -226,10 +226,10 @@ class Quadratic:
     target: float
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return (s - self.target).square_()
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         difference = s - self.target
         return difference.square(), difference.mul_(2), None
 
@@ -241,10 +241,10 @@ class Softplus:
     sign: int
     uses_norm: ClassVar[bool] = False
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return torch.logaddexp(s * self.sign, s.new_zeros(()))
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         return self.value(s), torch.sigmoid(s * self.sign).mul_(self.sign), None
 
 
@@ -259,10 +259,10 @@ class MagnitudeMargin:
     high_margin: float
     uses_norm: ClassVar[bool] = True
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self.slopes(s, n)[0]
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         assert n is not None
         growth = (self.high_margin - self.low_margin) / (self.high - self.low)
         m = self.low_margin + growth * (n.clamp(self.low, self.high) - self.low)
@@ -289,10 +289,10 @@ class QualityMargin:
     std: float
     uses_norm: ClassVar[bool] = True
 
-    def value(self, s: Tensor, n: Tensor | None = None) -> Tensor:
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         return self.slopes(s, n)[0]
 
-    def slopes(self, s: Tensor, n: Tensor | None = None) -> Slopes:
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         assert n is not None
         z = ((n.clamp(1e-3, 100) - self.mean) / (self.std + 1e-3) * self.h).clamp_(-1, 1)
         angle = torch.acos(s.clamp(-1, 1)) - self.margin * z

@@ -28,7 +28,8 @@ class View:
     listed: Tensor | None  # (b, K) the similarities in the pairs' table
     column_offset: int = 0  # the tile's first column
     keep: bool = False
-    store: Tensor | None = None  # (b, t) memory to keep it in, instead of where it is computed
+    store: Tensor | None = None  # (b, t) memory to keep it in
+    scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
     held: "Held | None" = None
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
     row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
@@ -201,8 +202,6 @@ class GatheredRows:
         held = self._hold(view, gradient=view.keep)
         self.negative.merge(view.rows, held.part)
         if view.keep:
-            if view.store is not None:
-                held.g = view.store.copy_(held.g)
             view.held, view.s = held, None
         if view.pairs is not None and self.spec.combine != "each":
             u, _, _ = self._positive_terms(view, view.pairs)
@@ -225,7 +224,7 @@ class GatheredRows:
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
-            v, slope, _ = self.spec.negative.slopes(s)
+            v, slope, _ = self.spec.negative.slopes(s, out=view.store)
         else:
             v = self.spec.negative.value(s)
         if view.log_weight is not None:
@@ -234,9 +233,16 @@ class GatheredRows:
             view.pairs.hide(v, self.negative.empty, keep_positives=self.spec.others)
         part = self.negative.gather(v)
         if isinstance(self.negative, Sum):
-            g = slope if isinstance(slope, Tensor) else v.fill_(slope)
-            return Held(g if view.pairs is None else view.pairs.hide(g, 0.0), part, 1.0)
-        return Held(v.mul_(slope), part, 1.0) if isinstance(slope, Tensor) else Held(v, part, slope)
+            g, slope = slope if isinstance(slope, Tensor) else v.fill_(slope), 1.0
+            if view.pairs is not None:
+                view.pairs.hide(g, 0.0)
+        elif isinstance(slope, Tensor):
+            g, slope = v.mul_(slope), 1.0
+        else:
+            g = v
+        if gradient and view.store is not None and g.data_ptr() != view.store.data_ptr():
+            g = view.store.copy_(g)
+        return Held(g, part, slope)
 
     def _positive_terms(self, view: View, pairs: TilePairs) -> tuple[Tensor, Tensor | float, Tensor | None]:
         """u (b, K), empty where there is no positive pair, and the map's slopes."""
@@ -279,7 +285,7 @@ class GatheredRows:
         pull = self.pull_n[view.rows, None] * held.scale
         pull = pull * self.negative.factor(view.rows, held.part)
         # What is in store is left there: its memory may be where the product of `g` goes.
-        g = held.g.mul_(pull) if view.store is None else held.g * pull
+        g = held.g.mul_(pull) if view.store is None else torch.mul(held.g, pull, out=view.scratch)
         if view.pairs is None:
             return g, None
         u, slope, norm_slope = self._positive_terms(view, view.pairs)
