@@ -42,8 +42,9 @@ def test_readme_shows_code_soon() -> None:
 def test_table_of_losses_is_up_to_date() -> None:
     text = README.read_text(encoding="utf-8")
     assert TABLES["updated"](text) == text, "make docs-tables writes it anew"
+    table = text.partition("<!-- losses:begin -->")[2].partition("<!-- losses:end -->")[0]
     for info in list_losses():
-        assert text.count(f"\n| `{info.name}` |") == 1
+        assert table.count(f"\n| `{info.name}` |") == 1
 
 
 def test_table_of_losses_is_a_table() -> None:

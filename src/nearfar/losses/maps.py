@@ -5,8 +5,8 @@ A map turns similarities `s` into the terms u = f_p(s) or v = f_n(s) of the form
 derivative: Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
 
 `n` is the pair's norm: |x|, times |w| where the similarity keeps that too. Only maps with `uses_norm` are given it,
-and only they return a `norm_slope`. A slope that is the same for every pair is a
-plain float. `out` is where the value may be put.
+and only they return a `norm_slope`. A slope that is the same for every pair is a plain float. `out` is where the value
+may be put.
 """
 
 import math
@@ -56,8 +56,8 @@ class Linear:
 class SelfPaced:
     """Circle's terms, the bracket being a constant in the gradient.
 
-    Positive pairs: f(s) = -gamma [optimum - s]_+ (s - margin);  negative pairs: f(s) = gamma [s - optimum]_+ (s -
-        margin).
+    positive pairs:  f(s) = -gamma [optimum - s]_+ (s - margin)
+    negative pairs:  f(s) =  gamma [s - optimum]_+ (s - margin)
     """
 
     gamma: float

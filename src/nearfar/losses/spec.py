@@ -39,8 +39,7 @@ class LossSpec:
             over those that have one ("sides",
             Proxy-Anchor); or the pairs whose term is not zero, positives and negatives apart ("active").
         anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
-        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else that norm stays in
-            s.
+        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else the norm stays.
     """
 
     positive: Map

@@ -1,0 +1,78 @@
+"""What the references leave out: drawn negatives, outliers, and running statistics."""
+
+import math
+
+import torch
+
+from nearfar import losses
+from tests.losses.settings import SIZE, unit
+
+
+def test_distance_weighted_negatives_follow_the_inverse_density() -> None:
+    """Of two negatives, the nearer one is drawn with probability proportional to 1 / q(d)."""
+    dimension = 8
+    angles = torch.tensor([0.0, 0.2, 1.0, 1.3])  # anchor, positive, two negatives
+    x = torch.zeros(4, dimension, dtype=torch.float64)
+    x[:, 0], x[:, 1] = angles.cos(), angles.sin()
+    loss = losses.MarginLoss(sampling="distance_weighted")
+    distance = (x - x[:1]).norm(dim=1)[None].repeat(4000, 1)
+    negative = torch.tensor([False, False, True, True]).repeat(4000, 1)
+    torch.manual_seed(0)
+    draw, d = torch.rand(4000, dtype=torch.float64), torch.full((4000, 1), float(dimension), dtype=torch.float64)
+    columns, possible = loss._draw_negatives(distance, negative, draw, d, 1)
+    assert bool(possible.all()) and set(columns.unique().tolist()) == {2, 3}
+
+    def inverse_density(d: float) -> float:
+        return d ** (2 - dimension) * (1 - d * d / 4) ** ((3 - dimension) / 2)
+
+    weights = [inverse_density(float(distance[0, c])) for c in (2, 3)]
+    assert abs(float((columns == 2).double().mean()) - weights[0] / sum(weights)) < 0.03
+
+
+def test_distance_weighted_draws_negatives_only_and_differentiates() -> None:
+    x, labels = unit(24, SIZE).requires_grad_(), torch.arange(24) // 4
+    loss = losses.MarginLoss(sampling="distance_weighted", learn_beta=True, num_classes=6).double()
+    torch.manual_seed(1)
+    first = loss(x, labels)
+    torch.manual_seed(1)
+    again = loss(x, labels)
+    torch.testing.assert_close(first, again, rtol=0, atol=0)  # the draw is torch's generator's
+    first.backward()
+    assert x.grad is not None and bool(x.grad.isfinite().all()) and bool(x.grad.any())
+    assert isinstance(loss.beta, torch.nn.Parameter) and loss.beta.grad is not None and bool(loss.beta.grad.any())
+
+
+def test_no_negative_is_near_enough_to_be_drawn() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, 0.1]], requires_grad=True)
+    value = losses.MarginLoss(sampling="distance_weighted")(x, torch.tensor([0, 0, 1, 1]))
+    value.backward()
+    assert value.item() == 0 and x.grad is not None and not x.grad.any()
+
+
+def test_outliers_are_far_from_the_dominant_sub_centre() -> None:
+    loss = losses.SubCenterArcFaceLoss(2, 2, sub_centers=2)
+    with torch.no_grad():
+        assert loss.weight is not None
+        loss.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]))
+    x = torch.tensor([[1.0, 0.1], [2.0, 0.1], [0.1, 1.0], [-1.0, 0.1], [-1.0, -0.2]])
+    outliers, centers = loss.get_outliers(x, torch.tensor([0, 0, 0, 1, 1]), threshold=math.radians(60))
+    assert outliers.tolist() == [2]  # nearest to the second centre of its class, where nobody else is
+    torch.testing.assert_close(centers, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+
+
+def test_running_statistics_move_in_training_only() -> None:
+    x, labels = unit(8, SIZE), torch.arange(8) % 5
+    ada, curricular = losses.AdaFaceLoss(5, SIZE).double(), losses.CurricularFaceLoss(5, SIZE).double()
+    norm = x.norm(dim=1)
+    ada(x, labels)
+    torch.testing.assert_close(ada.batch_mean, 0.99 * torch.tensor(20.0).double() + 0.01 * norm.mean())
+    torch.testing.assert_close(ada.batch_std, 0.99 * torch.tensor(100.0).double() + 0.01 * norm.std())
+    curricular(x, labels)
+    assert curricular.weight is not None
+    own = torch.nn.functional.cosine_similarity(x, curricular.weight.detach()[labels]).mean()
+    torch.testing.assert_close(curricular.t, 0.01 * own)
+    state = {name: value.clone() for name, value in ada.state_dict().items()}
+    ada.eval()(x, labels)
+    with torch.no_grad():
+        ada.train()(x, labels)
+    torch.testing.assert_close(ada.state_dict(), state)
