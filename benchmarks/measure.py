@@ -5,7 +5,6 @@ import ctypes
 import gc
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,8 +104,8 @@ def peak_extra_bytes(candidate: Candidate, repeats: int = 3) -> int | None:
     """The most memory that a step holds at a time, beyond what there was before it and beyond its gradients.
 
     From the resident set's high-water mark, which no allocation escapes; None where the system does not let us reset
-    it (Linux does). The median of a few steps. Take the times first: the allocator is told to give every block back at
-    once, lest the holes between blocks count as held, and that makes it slow.
+    it (Linux does). The least of a few steps, since holes in the heap only ever add. Take the times first: the
+    allocator is told to give every block back at once, lest those holes count as held, and that makes it slow.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
@@ -124,7 +123,7 @@ def peak_extra_bytes(candidate: Candidate, repeats: int = 3) -> int | None:
         except OSError:
             return None
         taken.append(max(0, peak - before - candidate.gradient_bytes))
-    return int(statistics.median(taken))
+    return min(taken)
 
 
 def _status(field: str) -> int:

@@ -137,7 +137,8 @@ def test_memory_is_what_the_profiler_counts() -> None:
     peak, counted = result.stdout.split()
     if peak == "None":
         pytest.skip("no /proc/self/clear_refs")
-    assert int(peak) == pytest.approx(int(counted), rel=0.15)
+    # Resident memory never shows less than what is held; holes in the heap can make it show more.
+    assert 0.97 * int(counted) < int(peak) < 3 * int(counted)
 
 
 def test_times_are_taken_in_turn() -> None:
