@@ -163,45 +163,85 @@ class Loss(Summand):
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(embeddings))
-        spec = self.spec()
-        proxies_are_rows = spec.anchors == "proxies"
-        if proxies_are_rows and sample_weight is not None:
+        if self.proxies_are_rows and sample_weight is not None:
             # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
             # of.
             there = sample_weight > 0
             embeddings, sample_weight = embeddings[there], sample_weight[there]
             labels, positives, negatives = (t if t is None else t[there] for t in (labels, positives, negatives))
-        pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, positives, negatives, proxies_are_rows)
+        pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, positives, negatives)
         training = self.training and torch.is_grad_enabled()
         if training:
             with torch.no_grad():
                 self.before_step(embeddings, labels)
-            spec = self.spec()
+        loss = self.over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+        if training:
+            self.after_step()
+        return self._with_penalty(loss, embeddings, labels, sample_weight)
 
-        prepared = self.prepare(embeddings)
-        rows, columns = prepared, ref_emb if self.weight is None else self.weight
-        if proxies_are_rows:
+    @property
+    def proxies_are_rows(self) -> bool:
+        """Whether the class vectors are the anchors, and the samples what they are compared with."""
+        return self.spec().anchors == "proxies"
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        """The loss of these pairs of samples with the columns: the class weights, other samples, or (None) themselves.
+
+        The formula does it, unless a loss has more to say than its `spec`.
+        """
+        spec = self.spec()
+        rows, columns = self.prepare(embeddings), ref_emb if self.weight is None else self.weight
+        row_weight, column_weight = sample_weight, None
+        if spec.anchors == "proxies":
             assert columns is not None
             rows, columns = columns, rows
+            row_weight, column_weight = None, sample_weight
         if not self._any_row_counts(pairs, spec):
             shape = (len(pairs.positives),) if self.reduction == "none" else ()
-            loss = sum((t[:0].sum() for t in (rows, columns) if t is not None), rows.new_zeros(shape))
-            return self._with_penalty(loss, embeddings, labels, sample_weight)
-        ones = rows.new_ones(len(pairs.positives), dtype=torch.promote_types(rows.dtype, torch.float32))
+            return self.zero(rows, columns, shape=shape)
+        parameters = self.row_parameters(embeddings, labels)
+        return self.evaluate(
+            spec, pairs, rows, columns, self.bias, *parameters, row_weight=row_weight, column_weight=column_weight
+        )
+
+    def evaluate(
+        self,
+        spec: LossSpec | StripSpec,
+        pairs: Pairs,
+        rows: Tensor,
+        columns: Tensor | None,
+        bias: Tensor | None = None,
+        *parameters: Tensor,
+        row_weight: Tensor | None = None,
+        column_weight: Tensor | None = None,
+        reduction: Reduction | None = None,
+    ) -> Tensor:
+        """The formula with these settings, by the engine; see its `evaluate`."""
+        if row_weight is None:
+            row_weight = rows.new_ones(len(pairs.positives), dtype=torch.promote_types(rows.dtype, torch.float32))
         plan = Plan(
             spec,
             pairs,
             same=columns is None,
-            row_weight=ones if sample_weight is None or proxies_are_rows else sample_weight,
-            column_weight=sample_weight if proxies_are_rows else None,
-            reduction=self.reduction,
+            row_weight=row_weight,
+            column_weight=column_weight,
+            reduction=self.reduction if reduction is None else reduction,
             budget=self.memory_budget,
         )
-        evaluate = dense.evaluate if self.dense else engine.evaluate
-        loss = evaluate(plan, rows, columns, self.bias, *self.row_parameters(embeddings, labels))
-        if training:
-            self.after_step()
-        return self._with_penalty(loss, embeddings, labels, sample_weight)
+        run = dense.evaluate if self.dense else engine.evaluate
+        return run(plan, rows, columns, bias, *parameters)
+
+    def zero(self, *tensors: Tensor | None, shape: tuple[int, ...] = ()) -> Tensor:
+        """A loss of nothing, which yet can be differentiated by these tensors."""
+        given = [t for t in tensors if t is not None]
+        return sum((t[:0].sum() for t in given), given[0].new_zeros(shape))
 
     def _pairs(
         self,
@@ -211,7 +251,6 @@ class Loss(Summand):
         ref_labels: Tensor | None,
         positives: Tensor | None,
         negatives: Tensor | None,
-        proxies_are_rows: bool,
     ) -> Pairs:
         n = len(embeddings)
         if (labels is None) == (positives is None):
@@ -229,13 +268,13 @@ class Loss(Summand):
             if self.weight is not None:
                 columns = len(self.weight) // self.vectors_per_class
             inputs.check_masks(positives, negatives, (n, columns))
-            return inputs.mask_pairs(positives, negatives, same, transpose=proxies_are_rows)
+            return inputs.mask_pairs(positives, negatives, same, transpose=self.proxies_are_rows)
         if negatives is not None:
             raise ValueError("negatives= goes with positives=, instead of labels")
         assert labels is not None
         inputs.check_labels(labels, n)
         if self.weight is not None:
-            return inputs.class_pairs(labels, len(self.weight) // self.vectors_per_class, proxies_are_rows)
+            return inputs.class_pairs(labels, len(self.weight) // self.vectors_per_class, self.proxies_are_rows)
         if (ref_emb is None) != (ref_labels is None):
             raise ValueError("ref_emb and ref_labels go together")
         if ref_emb is not None and ref_labels is not None:
@@ -259,7 +298,7 @@ class Loss(Summand):
         warnings.warn(
             f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, "
             f"so the loss and its gradient are zero; {why}.",
-            stacklevel=6,  # past forward and torch's module call
+            stacklevel=7,  # past over_pairs, forward and torch's module call
         )
         return False
 
