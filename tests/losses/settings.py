@@ -14,6 +14,19 @@ CLASSES, SIZE = 5, 6
 
 # Arguments besides the defaults, which are always tried too.
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+    "AngularLoss": [{"alpha": 0.9, "npair_weight": 2.0}],
+    "CenterLoss": [{"loss_weight": 0.003}],
+    "DynamicSoftMarginLoss": [{"num_bins": 3, "momentum": 0.5, "min_val": -1.5}],
+    "GeneralizedLiftedStructureLoss": [{"neg_margin": 0.5, "pos_margin": 0.7}],
+    "HistogramLoss": [{"n_bins": 7}],
+    "IntraPairVarianceLoss": [{"pos_eps": 0.3, "neg_eps": 0.2}],
+    "LiftedStructureLoss": [{"neg_margin": 0.5, "pos_margin": 0.7}],
+    "NCALoss": [{"softmax_scale": 9.0}],
+    "SignalToNoiseRatioContrastiveLoss": [{"pos_margin": 0.2, "neg_margin": 1.7}],
+    "ThresholdConsistentMarginLoss": [
+        {"lambda_plus": 2.0, "lambda_minus": 0.5, "margin_plus": 0.7, "margin_minus": 0.1}
+    ],
+    "TupletMarginLoss": [{"margin": 0.3, "scale": 8.0}],
     "AMSoftmaxLoss": [{"margin": 0.2}],
     "AdaFaceLoss": [{"margin": 0.3, "scale": 8.0, "h": 3.0}],
     "ArcFaceLoss": [{"margin": 2.0, "scale": 8.0}, {"easy_margin": True}, {"margin": 0.0}],
@@ -92,8 +105,22 @@ class Setting:
     @property
     def needs_class_ids(self) -> bool:
         """A boundary per class, or exactly one target per row."""
-        one_target = self.name in ("CurricularFaceLoss", "MagFaceLoss", "P2SGradLoss")
+        one_target = self.name in ("CenterLoss", "CurricularFaceLoss", "MagFaceLoss", "P2SGradLoss")
         return one_target or (self.name == "MarginLoss" and "num_classes" in self.arguments)
+
+    @property
+    def one_number(self) -> bool:
+        """A loss of the batch as a whole, without rows and weights."""
+        return self.name in ("HistogramLoss", "IntraPairVarianceLoss", "LiftedStructureLoss")
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return ("mean",) if self.one_number else ("mean", "sum", "none")
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether samples may be compared with another set."""
+        return not self.class_level and self.name != "LiftedStructureLoss"
 
     def make(
         self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any
@@ -119,6 +146,11 @@ class Setting:
             arguments |= {"mean": loss.batch_mean, "std": loss.batch_std}
         elif isinstance(loss, losses.CurricularFaceLoss):
             arguments["t"] = loss.t
+        elif isinstance(loss, losses.CenterLoss):
+            weight = arguments.pop("loss_weight", 1.0)
+            return lambda case: tuple(weight * t for t in REFERENCES[self.name](case, **arguments))  # type: ignore[return-value]
+        elif isinstance(loss, losses.DynamicSoftMarginLoss):
+            arguments["histogram"] = loss.histogram.clone() if bool(loss.histogram.any()) else None
         elif isinstance(loss, losses.MarginLoss):
             arguments |= {"beta": loss.beta, "labels": labels if self.needs_class_ids else None}
         return lambda case: REFERENCES[self.name](case, **arguments)
@@ -126,6 +158,9 @@ class Setting:
     def case(self, loss: losses.Loss, x: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> Case:
         """What the loss sees, spelt out pair by pair."""
         n = len(x)
+        if isinstance(loss, losses.CenterLoss):
+            positive = labels[:, None] == torch.arange(len(loss.centers))
+            return Case(x, loss.centers, positive, ~positive, sample_weight)
         if self.class_level:
             assert loss.weight is not None
             positive = labels[:, None] == torch.arange(len(loss.weight) // loss.vectors_per_class)
@@ -138,9 +173,14 @@ class Setting:
 
 
 SETTINGS = [
-    Setting(info.name, arguments) for info in losses.list_losses() for arguments in [{}, *ARGUMENTS.get(info.name, [])]
+    Setting(info.name, arguments)
+    for info in losses.list_losses()
+    if info.level != "towers"
+    for arguments in [{}, *ARGUMENTS.get(info.name, [])]
 ]
+REDUCED = [(s, reduction) for s in SETTINGS for reduction in s.reductions if reduction != "sum"]
 DEFAULTS = [s for s in SETTINGS if not s.arguments or (s.class_level and "num_classes" in s.arguments)]
+PAIRED = [s for s in DEFAULTS if s.name != "CenterLoss"]  # whose samples are compared with something
 ANY_PAIRS = [s for s in SETTINGS if not s.needs_class_ids]
 
 

@@ -8,9 +8,18 @@ import pytest
 import torch
 
 from nearfar import losses
-from tests.losses.settings import CLASSES, DEFAULTS, SIZE, Setting, inputs, parameters, unit
+from tests.losses.settings import CLASSES, DEFAULTS, PAIRED, SIZE, Setting, inputs, parameters, unit
 
 defaults = pytest.mark.parametrize("setting", DEFAULTS, ids=str)
+# Of these a pair counts, whatever else its row has.
+PAIRS_BY_THEMSELVES = (
+    "ContrastiveLoss",
+    "IntraPairVarianceLoss",
+    "MarginLoss",
+    "RankedListLoss",
+    "SignalToNoiseRatioContrastiveLoss",
+    "ThresholdConsistentMarginLoss",
+)
 X, LABELS = unit(8, SIZE), torch.arange(8) // 2
 
 
@@ -35,7 +44,7 @@ def test_wrong_inputs(setting: Setting, embeddings: Any, labels: Any, error: typ
         setting.make()(embeddings, labels)
 
 
-@pytest.mark.parametrize("setting", [s for s in DEFAULTS if s.class_level], ids=str)
+@pytest.mark.parametrize("setting", [s for s in PAIRED if s.class_level], ids=str)
 def test_wrong_classes(setting: Setting) -> None:
     loss = setting.make()
     with pytest.raises(ValueError, match="labels run from 0 to 5, but num_classes=5 takes 0 to 4"):
@@ -139,7 +148,7 @@ def test_wrong_hyperparameters(name: str, arguments: dict[str, Any], message: st
         Setting(name, {}).make(**arguments)
 
 
-@defaults
+@pytest.mark.parametrize("setting", PAIRED, ids=str)
 @pytest.mark.parametrize("kind", ["one class", "all single", "one"])
 def test_nothing_to_learn_from(setting: Setting, kind: str) -> None:
     """Zero loss, zero gradient, one warning that says why; and never a warning where there is something."""
@@ -147,7 +156,7 @@ def test_nothing_to_learn_from(setting: Setting, kind: str) -> None:
     if setting.class_level:
         labels = labels * 0
     x.requires_grad_()
-    for reduction in ("mean", "sum", "none"):
+    for reduction in setting.reductions:
         loss = setting.make(num_classes=1, reduction=reduction)
         if isinstance(loss, losses.NPairsLoss):
             loss.l2_weight = 0
@@ -156,7 +165,7 @@ def test_nothing_to_learn_from(setting: Setting, kind: str) -> None:
         elif isinstance(loss, losses.SoftTripleLoss):
             loss.tau = 0
         empty = not (setting.name == "SupConLoss" and kind == "one class")
-        empty &= not (setting.name in ("ContrastiveLoss", "MarginLoss", "RankedListLoss") and kind != "one")
+        empty &= not (setting.name in PAIRS_BY_THEMSELVES and kind != "one")
         empty &= setting.name != "ProxyAnchorLoss"
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

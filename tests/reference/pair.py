@@ -178,15 +178,17 @@ def signal_to_noise_ratio_contrastive(
 ) -> tuple[Tensor, Tensor]:
     """[d_p - pos_margin]_+ + [neg_margin - d_n]_+, each averaged over its active pairs, of the distance
     d(x, y) = var(x - y) / var(x) of the coordinates of the normalised vectors, x the row: not symmetric.
-    A row of variance 0 has no distances: its pairs are left out. Yuan et al., CVPR 2019, arXiv 1904.02616."""
+    A row of variance 0 has no distances: it is left out, as if its weight were 0. Yuan et al., CVPR 2019, arXiv 1904.02616."""
 
     def d(r: int, c: int) -> Tensor:
         x, y = unit(case.x[r]), unit(case.columns[c])
         return (x - y).var() / x.var()
 
-    silent = torch.tensor([unit(x).var().item() == 0 for x in case.x])[:, None]
-    heard = dataclasses.replace(case, positive=case.positive & ~silent, negative=case.negative & ~silent)
-    return hinges(heard, lambda r, i: d(r, i) - pos_margin, lambda r, j: neg_margin - d(r, j))
+    heard = torch.tensor([unit(x).var().item() > 0 for x in case.x])
+    weight = case.sample_weight * heard
+    masks = {"positive": case.positive & heard[:, None], "negative": case.negative & heard[:, None]}
+    case = dataclasses.replace(case, sample_weight=weight, **masks)
+    return hinges(case, lambda r, i: d(r, i) - pos_margin, lambda r, j: neg_margin - d(r, j))
 
 
 def threshold_consistent_margin(

@@ -300,14 +300,10 @@ def test_dynamic_soft_margin() -> None:
     torch.testing.assert_close(dynamic_soft_margin_histogram(FOUR, None, **arguments), counts / counts.sum())
     _, f1, f2, f3 = after.cumsum(0).tolist()
     mean, rows = evaluate("DynamicSoftMarginLoss", FOUR, histogram=before, **arguments)
-    losses = [
-        (f1 * first[0] + f2 * second[0]) / 2,
-        (f2 * second[1] + f3 * third[0]) / 2,
-        0,
-        f2 * (second[2] + second[3]) / 2,
-    ]
-    assert rows.tolist() == pytest.approx([w * a for w, a in zip(WEIGHT.tolist(), losses, strict=True)], rel=1e-11)
-    assert mean.item() == pytest.approx((losses[0] + 2 * losses[1] + 4 * losses[3]) / 7, rel=1e-11)
+    sums = [f1 * first[0] + f2 * second[0], f2 * second[1] + f3 * third[0], 0, f2 * (second[2] + second[3])]
+    shares = [w * a / 14 for w, a in zip(WEIGHT.tolist(), sums, strict=True)]  # two triplets a row, of weight 1, 2, 4
+    assert mean.item() == pytest.approx(sum(shares), rel=1e-11)
+    assert rows.tolist() == pytest.approx([WEIGHT.sum().item() * a for a in shares], rel=1e-11)
 
 
 def test_unknown_choices() -> None:

@@ -476,6 +476,7 @@ def test_nothing_to_learn_from_is_zero(name: str) -> None:
 
 
 SPLIT = (
+    "DynamicSoftMarginLoss",
     *("MultiSimilarityLoss", "ContrastiveLoss", "SignalToNoiseRatioContrastiveLoss", "ThresholdConsistentMarginLoss"),
     *("ProxyAnchorLoss", "MarginLoss", "RankedListLoss", "CenterLoss"),
 )

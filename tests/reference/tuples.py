@@ -42,9 +42,8 @@ def lifted_structure(case: Case, *, neg_margin: float = 1, pos_margin: float = 0
 
 
 def histogram(case: Case, *, n_bins: int = 100) -> tuple[Tensor, Tensor]:
-    """sum_r h-_r sum_q<=r h+_q, h the histograms of the cosines of unordered pairs of samples on n_bins + 1 nodes over
-    [-1, 1]. No rows, no weights. Ustinova and Lempitsky, NIPS 2016, arXiv 1611.00822."""
-    pairs = _unordered(case.positive), _unordered(case.negative)
+    """sum_r h-_r sum_q<=r h+_q, h the histograms of the cosines of the pairs on n_bins + 1 nodes over [-1, 1]. No rows, no weights. Ustinova and Lempitsky, NIPS 2016, arXiv 1611.00822."""
+    pairs = case.positive.nonzero().tolist(), case.negative.nonzero().tolist()
     if not all(pairs):
         return attached_zero(case), stack(case, [])
     cosines = [[cosine(case.x[i], case.columns[j]) for i, j in side] for side in pairs]
@@ -151,16 +150,17 @@ def dynamic_soft_margin(
     `dynamic_soft_margin_histogram`, `histogram` (num_bins,) the one before this batch (None: the first batch).
     Zhang and Rusinkiewicz, ICCV 2019."""
     weights = dynamic_soft_margin_histogram(case, histogram, min_val, num_bins, momentum).cumsum(0)
-
-    def loss(r: int, positives: list[int], negatives: list[int]) -> Tensor:
-        terms = []
-        for p, n in itertools.product(positives, negatives):
+    sums, zero, weight = [], attached_zero(case), case.sample_weight
+    for r in range(len(case.x)):
+        sums.append(zero)
+        for p, n in itertools.product(*sides(case, r)):
             difference = _distance(case, r, p) - _distance(case, r, n)
-            terms.append(weights[_bin(difference.item(), min_val, num_bins)[0]] * difference)
-        return torch.stack(terms).mean()
-
-    triplets = case.positive.sum(1) * case.negative.sum(1)
-    return average(case, by_row(case, loss), triplets.tolist())
+            sums[r] = sums[r] + weights[_bin(difference.item(), min_val, num_bins)[0]] * difference
+    denominator = (weight * case.positive.sum(1) * case.negative.sum(1)).sum().item()
+    if denominator == 0:
+        return zero, stack(case, [zero] * len(case.x))
+    shares = [w * a / denominator for w, a in zip(weight, sums, strict=True)]
+    return sum(shares, zero), stack(case, [weight.sum() * a for a in shares])
 
 
 def dynamic_soft_margin_histogram(

@@ -21,16 +21,22 @@
 Only torch and numpy are needed.
 """
 
-from nearfar.losses.centers import SoftTripleLoss, SubCenterArcFaceLoss
+from nearfar.losses.angular import AngularLoss, TupletMarginLoss
+from nearfar.losses.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
+from nearfar.losses.distributions import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
 from nearfar.losses.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
+from nearfar.losses.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
 from nearfar.losses.loss import Loss
 from nearfar.losses.pair import (
     CircleLoss,
     ContrastiveLoss,
     MultiSimilarityLoss,
+    NCALoss,
     NPairsLoss,
     NTXentLoss,
+    SignalToNoiseRatioContrastiveLoss,
     SupConLoss,
+    ThresholdConsistentMarginLoss,
     UnifiedLoss,
 )
 from nearfar.losses.proxy import ProxyAnchorLoss, ProxyNCALoss
@@ -41,6 +47,7 @@ from nearfar.losses.softmax import (
     ArcFaceLoss,
     CombinedMarginLoss,
     CosFaceLoss,
+    InstanceLoss,
     L2SoftmaxLoss,
     LargeMarginSoftmaxLoss,
     ModifiedSoftmaxLoss,
@@ -50,22 +57,32 @@ from nearfar.losses.softmax import (
     SphereFaceLoss,
 )
 from nearfar.losses.strip import StripLoss
+from nearfar.losses.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
 from nearfar.losses.triplet import MarginLoss, TripletMarginLoss
 from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
 
 __all__ = [
     "AMSoftmaxLoss",
     "AdaFaceLoss",
+    "AngularLoss",
     "ArcFaceLoss",
+    "CenterLoss",
     "CircleLoss",
     "CombinedMarginLoss",
     "ContrastiveLoss",
     "CosFaceLoss",
     "CrossBatchMemory",
     "CurricularFaceLoss",
+    "DynamicSoftMarginLoss",
     "FastAPLoss",
+    "GeneralizedLiftedStructureLoss",
+    "HistogramLoss",
+    "InfoNCELoss",
+    "InstanceLoss",
+    "IntraPairVarianceLoss",
     "L2SoftmaxLoss",
     "LargeMarginSoftmaxLoss",
+    "LiftedStructureLoss",
     "Loss",
     "LossInfo",
     "MagFaceLoss",
@@ -73,6 +90,7 @@ __all__ = [
     "MatryoshkaLoss",
     "ModifiedSoftmaxLoss",
     "MultiSimilarityLoss",
+    "NCALoss",
     "NPairsLoss",
     "NTXentLoss",
     "NormFaceLoss",
@@ -84,6 +102,8 @@ __all__ = [
     "RankedListLoss",
     "RecallAtKLoss",
     "SelfSupervisedLoss",
+    "SigLIPLoss",
+    "SignalToNoiseRatioContrastiveLoss",
     "SmoothAPLoss",
     "SoftTripleLoss",
     "SoftmaxLoss",
@@ -92,7 +112,10 @@ __all__ = [
     "SubCenterArcFaceLoss",
     "SumLoss",
     "SupConLoss",
+    "ThresholdConsistentMarginLoss",
     "TripletMarginLoss",
+    "TupletMarginLoss",
     "UnifiedLoss",
+    "VICRegLoss",
     "list_losses",
 ]

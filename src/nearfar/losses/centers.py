@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.losses import inputs
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import ArcMargin, through
+from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import StripSpec
 from nearfar.losses.strip import softmax_margin
@@ -147,3 +149,77 @@ class SubCenterArcFaceLoss(Loss):
         angle = torch.arccos(cosines.gather(1, dominant[labels, None])[:, 0].clamp(-1, 1))
         classes = torch.arange(len(centers), device=labels.device)
         return (angle > threshold).nonzero()[:, 0], centers[classes, dominant]
+
+
+@register(
+    "class",
+    "Wen et al., A Discriminative Feature Learning Approach for Deep Face Recognition, ECCV 2016",
+    "λ/2 ‖x − c_y‖²",
+)
+class CenterLoss(Loss):
+    """Centre loss: every sample to the running mean of its class; for use beside a softmax.
+
+        l = loss_weight/2 |x - c_y|^2
+        c_j <- c_j - alpha sum_{y_i = j} (c_j - x_i) / (1 + n_j)        n_j samples of class j in the batch
+
+    of vectors that are not normalised. The centres are buffers: training steps move them by the paper's rule, whatever
+    the weight of the loss is, and no optimiser does.
+
+        loss = SoftmaxLoss(C, D) + CenterLoss(C, D, loss_weight=0.003)
+
+    Args:
+        num_classes, embedding_size: classes and dimension.
+        alpha: how fast the centres follow, 0 to 1.
+        loss_weight: λ; the paper has 0.003 for faces.
+
+    References: Y. Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016,
+    Eq. 2-4.
+    """
+
+    centers: Tensor
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, alpha: float = 0.5, *, loss_weight: float = 1.0, **options: Any
+    ):
+        super().__init__(**options)
+        check_positive("num_classes", num_classes)
+        check_positive("embedding_size", embedding_size)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha is how far the centres follow, between 0 and 1, not {alpha}")
+        self.alpha, self.loss_weight = alpha, loss_weight
+        self.register_buffer("centers", torch.empty(num_classes, embedding_size))
+        torch.nn.init.xavier_uniform_(self.centers)
+
+    @property
+    def proxies_are_rows(self) -> bool:
+        return False
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        if labels is None or labels.ndim != 1 or ref_emb is not None:
+            raise ValueError("CenterLoss takes class ids as labels, and nothing else to compare with")
+        inputs.check_class_ids(labels, len(self.centers))
+        inputs.check_embeddings(embeddings, self.centers.shape[1])
+        x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
+        # The centres as they were: this step moves them, perhaps before its gradient is asked for.
+        losses = (x - self.centers[labels]).square().sum(1) * (self.loss_weight / 2)
+        if self.training and torch.is_grad_enabled():
+            self._move_centers(x.detach(), labels)
+        if self.reduction == "mean":
+            weight = torch.ones_like(losses) if sample_weight is None else sample_weight
+            return (weight * losses).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+        losses = losses if sample_weight is None else sample_weight * losses
+        return losses.sum() if self.reduction == "sum" else losses
+
+    @torch.no_grad()
+    def _move_centers(self, x: Tensor, labels: Tensor) -> None:
+        present, index, number = torch.unique(labels, return_inverse=True, return_counts=True)
+        before = self.centers[present]
+        away = torch.zeros_like(before).index_add_(0, index, (before[index] - x).to(before.dtype))
+        self.centers[present] = before - self.alpha * away / (1 + number[:, None])

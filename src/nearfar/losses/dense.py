@@ -92,8 +92,8 @@ def _gather(how: str, v: Tensor, mask: Tensor) -> Tensor:
     if how in ("sum", "mean"):
         total = torch.where(mask, v, 0).sum(1)
         return total / mask.sum(1).clamp_min(1) if how == "mean" else total
-    if how == "min":
-        return -_gather("max", -v, mask)
+    if how in ("min", "softmin"):
+        return -_gather("max" if how == "min" else "lse", -v, mask)
     some = mask.any(1)
     v = torch.where(mask, v, -math.inf).where(some[:, None], 0)  # an empty row would give NaN slopes
     return torch.where(some, torch.logsumexp(v, 1) if how == "lse" else v.max(1).values, -math.inf)

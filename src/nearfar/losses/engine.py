@@ -166,7 +166,7 @@ class _Run:
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
         hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
-        self.overwritten = columns is not None and isinstance(plan.spec, LossSpec) and not hardest
+        self.overwritten = columns is not None and self.n > 0 and isinstance(plan.spec, LossSpec) and not hardest
         self.arena: Tensor | None = None
         new = self.like.new_empty if self.overwritten else self.like.new_zeros
         self.grad_x = new(rows.shape) if needs[0] else None
@@ -217,8 +217,14 @@ class _Run:
             height = max(1, self.plan.budget // (12 * max(1, row_bytes)))
             columns = [slice(0, self.m)]
         elif self.plan.same:
-            edges = list(blocks(self.n, max(1, min(SQUARE, math.isqrt(self.plan.tile)))))
-            yield _Group(slice(0, self.n), [(i, j) for k, i in enumerate(edges) for j in edges[k:]])
+            side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
+            if towers is None:
+                edges = list(blocks(self.n, side))
+                tiles = [(i, j) for k, i in enumerate(edges) for j in edges[k:]]
+            else:
+                edges = list(blocks(towers, side))
+                tiles = [(i, slice(towers + j.start, towers + j.stop)) for i in edges for j in edges]
+            yield _Group(slice(0, self.n), tiles)
             return
         else:
             columns = list(blocks(self.m, min(WIDEST, self.plan.tile)))
@@ -418,9 +424,10 @@ class _Tiles:
     def _place_of_gradient(self, i: slice, j: slice) -> Tensor | None:
         grad = self.run.grad_y
         rows, columns = i.stop - i.start, j.stop - j.start
-        if not (self.hold and self.run.overwritten and grad is not None and self.group.rows.start == 0):
+        # Only the first strip's: its product is what that place is written to first.
+        if not (self.hold and self.run.overwritten and grad is not None and i.start == 0):
             return None
-        if self.left == 0 or len(self.group.tiles) == 1 or i.stop > self.group.rows.stop or rows > grad.shape[1]:
+        if self.left == 0 or len(self.group.tiles) == 1 or rows > grad.shape[1]:
             return None
         return grad[j].view(-1)[: rows * columns].view(rows, columns)
 

@@ -57,7 +57,8 @@ def check_sample_weight(weight: Tensor, n: int) -> None:
         raise ValueError("sample_weight must not be negative or NaN")
 
 
-def _check_class_ids(labels: Tensor, classes: int) -> None:
+def check_class_ids(labels: Tensor, classes: int) -> None:
+    """Between 0 and classes - 1."""
     if labels.numel():
         low, high = (int(bound) for bound in torch.aminmax(labels))
         if low < 0 or high >= classes:
@@ -95,7 +96,7 @@ def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
             raise ValueError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
         return mask_pairs(labels != 0, None, same=False, transpose=proxies_are_rows)
     labels = labels.long()
-    _check_class_ids(labels, classes)
+    check_class_ids(labels, classes)
     return ClassPairs.of_classes(labels, classes) if proxies_are_rows else ClassPairs.to_classes(labels, classes)
 
 

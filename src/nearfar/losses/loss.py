@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nearfar.losses import dense, engine, inputs
 from nearfar.losses.engine import Plan
 from nearfar.losses.pairs import Pairs
-from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.spec import Average, LossSpec, StripSpec
 
 if TYPE_CHECKING:
     from nearfar.losses.wrappers import SumLoss
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Reduction = Literal["mean", "sum", "none"]
 
 
-def _eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Keep what is around the loss out of it: torch.compile breaks its graph there, since the engine's loop is its own
     schedule (nothing of the compiler is imported before that), and autocast does not reach its arithmetic.
     """
@@ -138,7 +138,7 @@ class Loss(Summand):
     def after_step(self) -> None:
         """What it changes once its gradient has been formed."""
 
-    @_eager
+    @eager
     def forward(
         self,
         embeddings: Tensor,
@@ -203,7 +203,8 @@ class Loss(Summand):
             assert columns is not None
             rows, columns = columns, rows
             row_weight, column_weight = None, sample_weight
-        if not self._any_row_counts(pairs, spec):
+        mined = isinstance(spec, LossSpec) and spec.mining is not None
+        if not self.any_row_counts(pairs, "both" if mined else spec.average):
             shape = (len(pairs.positives),) if self.reduction == "none" else ()
             return self.zero(rows, columns, shape=shape)
         parameters = self.row_parameters(embeddings, labels)
@@ -281,11 +282,12 @@ class Loss(Summand):
             inputs.check_labels(ref_labels, len(ref_emb), "ref_labels", "ref_emb")
         return inputs.sample_pairs(labels, ref_labels)
 
-    def _any_row_counts(self, pairs: Pairs, spec: LossSpec | StripSpec) -> bool:
+    def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
+        """Whether this average has anything to be over; a warning if not, which says what the batch lacks."""
         has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
-        if spec.average == "positive":
+        if average == "positive":
             counts, needed = has_positive, "a positive pair"
-        elif spec.average in ("both", "pairs") or (isinstance(spec, LossSpec) and spec.mining is not None):
+        elif average in ("both", "pairs"):
             counts, needed = has_positive & has_negative, "both a positive and a negative pair"
         else:
             counts, needed = has_positive | has_negative, "any pair"

@@ -124,6 +124,23 @@ class ArcMargin:
 
 
 @dataclass(frozen=True)
+class AngularSlack:
+    """Tuplet margin's positives: f(s) = -scale * cos(theta - slack)."""
+
+    scale: float
+    slack: float
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return self.slopes(s)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
+        target = s * math.cos(self.slack) + (1 - s * s).clamp_min(0).sqrt() * math.sin(self.slack)
+        slope = math.cos(self.slack) - s / sine(s) * math.sin(self.slack)
+        return target * -self.scale, slope * -self.scale, None
+
+
+@dataclass(frozen=True)
 class CombinedMargin:
     """f(s) = -scale * (cos(m1 theta + m2) - m3), the cosine continued monotonically past pi."""
 
@@ -203,7 +220,7 @@ def _euclidean(s: Tensor) -> Tensor:
 class Hinge:
     """[inner(s)]_+ ** power, power 1 or 2."""
 
-    inner: Distance
+    inner: Map
     power: int
     uses_norm: ClassVar[bool] = False
 
@@ -217,6 +234,48 @@ class Hinge:
         if self.power == 1:
             return hinge, hinge.sign() * slope, None
         return hinge * hinge, hinge * slope * 2, None
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """f(s) between the values (k + 1,) at k + 1 equidistant nodes of [-1, 1], linearly."""
+
+    values: Tensor
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return self.slopes(s)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
+        bins = len(self.values) - 1
+        node, fraction = nodes(s, bins)
+        values = self.values.to(s.dtype)
+        rise = values.diff()[node]
+        return fraction.mul_(rise).add_(values[node]), rise.mul_(bins / 2), None
+
+
+def nodes(s: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """Of bins of equal width over [-1, 1]: the bin of each similarity, and how far into it that is, 0 to 1."""
+    position = s.add(1).mul_(bins / 2)
+    node = position.floor().clamp_(0, bins - 1)
+    return node.to(torch.int32), position.sub_(node)
+
+
+@dataclass(frozen=True)
+class ShiftedHinge:
+    """f(s) = [sign * (s - border)]_+^2, the border moving with the similarities: the slope has `drift` besides."""
+
+    sign: int
+    border: Tensor
+    drift: Tensor
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return s.sub(self.border).mul_(self.sign).clamp_min_(0).square_()
+
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
+        hinge = s.sub(self.border).mul_(self.sign).clamp_min_(0)
+        return hinge.square(), hinge.mul_(2 * self.sign).add_(self.drift), None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from torch import Tensor
 from nearfar.losses.checks import check_choice, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import Distance, Hinge, Linear, SelfPaced
+from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec
+from nearfar.losses.vectors import unit
 
 DistanceKind = Literal["l2", "squared_l2", "cosine"]
 DISTANCES = ("l2", "squared_l2", "cosine")
@@ -298,4 +300,142 @@ class SupConLoss(Loss):
             act="identity",
             others=True,
             average="positive",
+        )
+
+
+@register(
+    "pair",
+    "Goldberger et al., Neighbourhood Components Analysis, NIPS 2004",
+    "−log(Σ_p exp(−γd²_p) / Σ_a exp(−γd²_a))",
+)
+class NCALoss(Loss):
+    """Neighbourhood components analysis: the probability that a random neighbour is of another class.
+
+        l = -log( sum_p exp(-softmax_scale d_p^2) / sum_a exp(-softmax_scale d_a^2) ),   a over all other samples
+
+    d^2 = 2 - 2s is the squared distance of normalised vectors. One near positive is enough: it suits classes of several
+    modes.
+
+    Args:
+        softmax_scale: γ; 1 as in the paper, whose vectors are not normalised. About 10 separates more.
+
+    References: J. Goldberger et al., "Neighbourhood Components Analysis", NIPS 2004.
+    """
+
+    def __init__(self, softmax_scale: float = 1.0, **options: Any):
+        super().__init__(**options)
+        check_positive("softmax_scale", softmax_scale)
+        self.softmax_scale = softmax_scale
+
+    def spec(self) -> LossSpec:
+        # -log(P / (P + N)) = log(1 + N / P).
+        scale = 2 * self.softmax_scale
+        return LossSpec(positive=Linear(-scale, scale), negative=Linear(scale, -scale), gather=("softmin", "lse"))
+
+
+@register(
+    "pair",
+    "Yuan et al., Signal-To-Noise Ratio: A Robust Distance Metric, CVPR 2019, arXiv:1904.02616",
+    "mean [d_p − m_p]₊ + mean [m_n − d_n]₊ of d = var(x − y)/var(x), over the pairs that are not zero",
+)
+class SignalToNoiseRatioContrastiveLoss(Loss):
+    """Contrastive loss of the signal-to-noise ratio: how much a pair differs, beside how much the anchor varies.
+
+        d(x, y) = var(x - y) / var(x)        over the coordinates of the normalised vectors, x the anchor
+        L = mean_p [d - pos_margin]_+ + mean_n [neg_margin - d]_+
+
+    each mean over the pairs whose term is not zero. An anchor whose coordinates are all alike has no such ratio: it is
+    left out, as if it had a weight of zero.
+
+    Args:
+        pos_margin, neg_margin: in units of the ratio.
+
+    References: T. Yuan et al., "Signal-To-Noise Ratio: A Robust Distance Metric for Deep Metric Learning", CVPR 2019,
+    arXiv:1904.02616.
+    """
+
+    def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **options: Any):
+        super().__init__(**options)
+        self.pos_margin, self.neg_margin = pos_margin, neg_margin
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=Hinge(Linear(1.0, 1 - self.pos_margin), 1),
+            negative=Hinge(Linear(-1.0, self.neg_margin - 1), 1),
+            gather=("sum", "sum"),
+            combine="split",
+            act="identity",
+            average="active",
+            normalize=(False, False),
+        )
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        # Of centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of rows and columns that differ.
+        z = _centred(embeddings)
+        power = z.square().sum(1, keepdim=True)
+        silent = power <= torch.finfo(power.dtype).eps ** 2
+        rows = torch.cat([-2 * z, torch.ones_like(power)], 1) / torch.where(silent, 1, power)
+        z = z if ref_emb is None else _centred(ref_emb)
+        columns = torch.cat([z, z.square().sum(1, keepdim=True)], 1)
+        if not self.any_row_counts(pairs, "all"):
+            return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
+        weight = torch.ones_like(power[:, 0]) if sample_weight is None else sample_weight
+        weight = torch.where(silent[:, 0], 0, weight)
+        return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
+
+
+def _centred(vectors: Tensor) -> Tensor:
+    x = unit(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
+    return x - x.mean(1, keepdim=True)
+
+
+@register(
+    "pair",
+    "Zhang et al., Threshold-Consistent Margin Loss, ICLR 2024, arXiv:2307.04047",
+    "λ⁺ mean [m⁺ − s_p]₊ + λ⁻ mean [s_n − m⁻]₊, over the pairs that are not zero",
+)
+class ThresholdConsistentMarginLoss(Loss):
+    """Threshold-consistent margin loss: positives above one similarity, negatives below another, the same for all.
+
+        L = lambda_plus mean_p [margin_plus - s_p]_+ + lambda_minus mean_n [s_n - margin_minus]_+
+
+    each mean over the pairs whose term is not zero. A regulariser: add it to a loss, so that one threshold of
+    similarity fits all classes.
+
+    Args:
+        lambda_plus, lambda_minus: weights of the two sides.
+        margin_plus, margin_minus: the similarities.
+
+    References: Q. Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024,
+    arXiv:2307.04047.
+    """
+
+    def __init__(
+        self,
+        lambda_plus: float = 1.0,
+        lambda_minus: float = 1.0,
+        margin_plus: float = 0.9,
+        margin_minus: float = 0.5,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.lambda_plus, self.lambda_minus = lambda_plus, lambda_minus
+        self.margin_plus, self.margin_minus = margin_plus, margin_minus
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=Hinge(Linear(-1.0, self.margin_plus), 1),
+            negative=Hinge(Linear(1.0, -self.margin_minus), 1),
+            gather=("sum", "sum"),
+            combine="split",
+            act="identity",
+            side_scale=(self.lambda_plus, self.lambda_minus),
+            average="active",
         )

@@ -43,6 +43,8 @@ class Pairs(Protocol):
 
     row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: as they come
     column_order: Tensor | None
+    columns: int  # M
+    towers: int | None  # where the second tower begins, if rows are compared across two towers of one set alone
     positives: Tensor  # (N,) how many of each kind a row has
     negatives: Tensor
 
@@ -52,6 +54,12 @@ class Pairs(Protocol):
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The positive and the negative pairs of whole rows, as boolean (b, M)."""
+        ...
+
+    def of_rows(self, index: Tensor) -> "Pairs":
+        """The negatives of the rows listed (n,), in ascending order and perhaps repeatedly; the columns stay as they
+        are.
+        """
         ...
 
 
@@ -80,6 +88,8 @@ class ClassPairs:
         column_order: what sorts the columns, if they are not sorted as they come.
         same: rows and columns are the same samples, sorted alike; row r's own column is r.
     """
+
+    towers: int | None = None
 
     def __init__(
         self, start: Tensor, stop: Tensor, columns: int, column_order: Tensor | None = None, same: bool = False
@@ -150,6 +160,27 @@ class ClassPairs:
             positive = listed & (column != torch.arange(rows.start, rows.stop, device=column.device)[:, None])
         return positive, ~listed
 
+    def of_rows(self, index: Tensor) -> "ClassPairs":
+        return ClassPairs(self.start[index], self.stop[index], self.columns)
+
+
+class TowerPairs(ClassPairs):
+    """Two towers of n samples each as one set of 2n rows: i and n + i belong together, and rows are compared with those
+    of the other tower alone.
+    """
+
+    def __init__(self, n: int, device: torch.device):
+        partner = torch.arange(2 * n, device=device).roll(n)
+        super().__init__(partner, partner + 1, 2 * n)
+        self.towers = n
+        self.negatives = self.negatives - n
+
+    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
+        assert self.towers is not None
+        positive, negative = super().masks(rows)
+        second = torch.arange(self.columns, device=self.start.device) >= self.towers
+        return positive, negative & (second[rows, None] != second)
+
 
 def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(sorted_ids, ids), torch.searchsorted(sorted_ids, ids, right=True)
@@ -187,6 +218,7 @@ class MaskPairs:
 
     row_order: Tensor | None = None
     column_order: Tensor | None = None
+    towers: int | None = None
 
     def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
         self.mask, self.columns = mask, columns
@@ -204,3 +236,12 @@ class MaskPairs:
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         return self.mask(rows, slice(0, self.columns))
+
+    def of_rows(self, index: Tensor) -> "MaskPairs":
+        def listed(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            at = index[rows]
+            first, last = int(at[0]), int(at[-1])
+            positive, negative = self.mask(slice(first, last + 1), columns)
+            return positive[at - first], negative[at - first]
+
+        return MaskPairs(listed, len(index), self.columns, block=max(1, len(index)))

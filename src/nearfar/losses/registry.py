@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-Level = Literal["pair", "class", "proxy", "pair or class"]
+Level = Literal["pair", "class", "proxy", "pair or class", "towers"]
 
 
 @dataclass(frozen=True)

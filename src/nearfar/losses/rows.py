@@ -108,6 +108,19 @@ class LogSumExp:
         return torch.where(totals > 0, scaled, 0)[:, None]
 
 
+class SoftMin(LogSumExp):
+    """-log sum_c exp(-u_rc)."""
+
+    empty = math.inf
+
+    def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The statistic of the values `v` (b, K), which become exp(-v - top); d value / d v has its sign."""
+        return super().gather(v.neg_())
+
+    def value(self) -> Tensor:
+        return -super().value()
+
+
 class Sum:
     """sum_c v_rc, and, if asked to count, how many terms of it are not zero; the mean, if `number` is given."""
 
@@ -174,8 +187,8 @@ class GatheredRows:
         count = spec.average == "active"
         self.negative = Sum(n, like, count=count) if spec.gather[1] == "sum" else LogSumExp(n, like)
         self.positive: LogSumExp | Sum
-        if spec.gather[0] == "lse":
-            self.positive = LogSumExp(n, like)
+        if spec.gather[0] in ("lse", "softmin"):
+            self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(n, like)
         else:
             self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None, count)
         self.each: EachPositive | None = None
@@ -289,7 +302,7 @@ class GatheredRows:
         if view.pairs is None:
             return g, None
         u, slope, norm_slope = self._positive_terms(view, view.pairs)
-        kept = view.pairs.positive if self.positive.empty == 0 else u > -math.inf
+        kept = view.pairs.positive if self.positive.empty == 0 else u != self.positive.empty
         pull = self.pull_p[view.rows, None]
         if self.each is not None:
             u.add_(self.each.negatives[view.rows, None]).sigmoid_()

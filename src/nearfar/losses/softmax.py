@@ -413,3 +413,30 @@ class LargeMarginSoftmaxLoss(Loss):
 
     def after_step(self) -> None:
         self.iteration += 1
+
+
+@register(
+    "class",
+    "Zheng et al., Dual-Path Convolutional Image-Text Embeddings with Instance Loss, ACM TOMM 2020, arXiv:1711.05535",
+    "softmax of γ s_j, a class for every instance",
+)
+class InstanceLoss(NormFaceLoss):
+    """Instance loss: a softmax that takes every instance (an image with its captions) for a class of its own.
+
+        l = -log( exp(gamma s_y) / sum_j exp(gamma s_j) )
+
+    Samples of both towers are given together, or one after the other, with the instances as labels: their weights are
+    shared, which is what brings the towers together.
+
+    Args:
+        num_classes: how many instances there are.
+        embedding_size: the dimension.
+        gamma: of the cosines.
+
+    References: Z. Zheng et al., "Dual-Path Convolutional Image-Text Embeddings with Instance Loss", ACM TOMM 2020,
+    arXiv:1711.05535, Eq. 3.
+    """
+
+    def __init__(self, num_classes: int, embedding_size: int, gamma: float = 64.0, **options: Any):
+        check_positive("gamma", gamma)
+        super().__init__(num_classes, embedding_size, gamma, **options)

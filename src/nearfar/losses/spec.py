@@ -14,10 +14,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from nearfar.losses.maps import Map
+from nearfar.losses.maps import Linear, Map
 
 Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
-Gather = Literal["lse", "sum", "mean", "max", "min"]
+Gather = Literal["lse", "softmin", "sum", "mean", "max", "min"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LossSpec:
     Args:
         positive, negative: the maps f_p and f_n.
         gather: A_p and A_n. "max" keeps the hardest pair: the least similar positive, the most similar negative;
-            "min", for positives, the most similar.
+            "min", for positives, the most similar, and "softmin" its smooth form, −log Σ exp(−u).
         combine: "joint", "split" or "each", see above.
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
@@ -53,6 +53,22 @@ class LossSpec:
     average: Average = "both"
     anchors: Literal["samples", "proxies"] = "samples"
     normalize: tuple[bool, bool] = (True, True)
+
+
+def over_negatives(
+    negative: Map, act: Literal["softplus", "identity"], normalize: tuple[bool, bool] = (True, True)
+) -> LossSpec:
+    """l_r = act(log Σ_n exp f_n(s_n)): a row's negatives alone, for losses that put more than rows together."""
+    return LossSpec(
+        positive=Linear(0.0),
+        negative=negative,
+        gather=("sum", "lse"),
+        combine="split",
+        act=act,
+        side_scale=(0.0, 1.0),
+        average="all",
+        normalize=normalize,
+    )
 
 
 @dataclass(frozen=True)

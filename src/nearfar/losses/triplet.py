@@ -75,7 +75,7 @@ class TripletMarginLoss(Loss):
         their distances, from running sums, give sum (d_p + margin - d_n) for each positive.
         """
         distance = through(Distance(self.distance), s)
-        d_p, filled = _listed(distance, positive)
+        d_p, filled = listed(distance, positive)
         border = d_p + self.margin
         d_n, order = distance.detach().masked_fill(~negative, torch.inf).sort(1)
         sums = torch.where(negative.gather(1, order), distance.gather(1, order), 0).cumsum(1)
@@ -91,7 +91,7 @@ class TripletMarginLoss(Loss):
 
     def _smooth_triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         distance = through(Distance(self.distance), s)
-        d_p, filled = _listed(distance, positive)
+        d_p, filled = listed(distance, positive)
         losses, number = torch.zeros_like(s[:, 0]), torch.zeros_like(s[:, 0])
 
         def with_negatives(distance: Tensor, d_p: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class TripletMarginLoss(Loss):
         return losses, number
 
 
-def _listed(distance: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+def listed(distance: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """The distances of the positives as a table (b, K), and which of its slots are filled."""
     columns, filled = table_of(positive, max(1, int(positive.sum(1).max())) if len(positive) else 1)
     return distance.gather(1, columns), filled
@@ -199,7 +199,7 @@ class MarginLoss(Loss):
         self, s: Tensor, positive: Tensor, negative: Tensor, boundary: Tensor, draw: Tensor, dimension: Tensor
     ) -> tuple[Tensor, Tensor]:
         distance = through(Distance("l2"), s)
-        d_p, filled = _listed(distance, positive)
+        d_p, filled = listed(distance, positive)
         columns, possible = self._draw_negatives(distance.detach(), negative, draw, dimension[:, None], d_p.shape[1])
         filled = filled & possible[:, None]
         pull = torch.where(filled, torch.relu(self.margin + d_p - boundary[:, None]), 0)

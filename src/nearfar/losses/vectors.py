@@ -17,7 +17,7 @@ WHOLE = 2**22  # up to this many elements the prepared copy is made once
 
 def blocks(n: int, size: int) -> Iterator[slice]:
     """Cut range(n) into slices of `size`, the last perhaps smaller."""
-    return (slice(i, min(i + size, n)) for i in range(0, n, size))
+    return (slice(i, min(i + size, n)) for i in range(0, n, max(1, size)))
 
 
 def norms(vectors: Tensor) -> Tensor:

@@ -1,0 +1,142 @@
+"""Losses of angles between samples."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nearfar.losses.checks import check_angle, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import AngularSlack, Linear
+from nearfar.losses.pair import NTXentLoss
+from nearfar.losses.pairs import ClassPairs, Pairs
+from nearfar.losses.registry import register
+from nearfar.losses.spec import LossSpec, over_negatives
+from nearfar.losses.weights import ordered, restored
+from nearfar.losses.whole import in_order, positive_pairs
+
+LISTED = 2**23  # elements of the vectors of positive pairs that are compared together
+
+
+@register(
+    "pair",
+    "Yu, Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019",
+    "log(1 + Σ_n exp(γ(cosθ_n − cos(θ_p − m)))), for every positive",
+)
+class TupletMarginLoss(Loss):
+    """Tuplet margin loss: every positive pair, with some slack in its angle, against all negatives of its row.
+
+        l = mean_p log(1 + sum_n exp(scale (cos(theta_n) - cos(theta_p - margin))))
+
+    averaged over positive pairs. Goes together with IntraPairVarianceLoss, with a weight of 0.5 in the paper.
+
+    Args:
+        margin: the slack in radians (0.1, which is 5.73 degrees).
+        scale: of the cosines.
+
+    References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019.
+    """
+
+    def __init__(self, margin: float = math.radians(5.73), scale: float = 64.0, **options: Any):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        self.margin, self.scale = margin, scale
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=AngularSlack(self.scale, self.margin),
+            negative=Linear(self.scale),
+            combine="each",
+            average="pairs",
+        )
+
+
+@register(
+    "pair",
+    "Wang et al., Deep Metric Learning with Angular Loss, ICCV 2017, arXiv:1708.01682",
+    "log(1 + Σ_n exp(4tan²α (x + x_p)·x_n − 2(1 + tan²α) x·x_p)), for every positive",
+)
+class AngularLoss(Loss):
+    """Angular loss: bounds the angle at the negative in the triangle of anchor, positive and negative.
+
+        l = mean_p log(1 + sum_n exp(4 tan(alpha)^2 (x + x_p).x_n - 2 (1 + tan(alpha)^2) x.x_p)) + npair_weight l_npair
+
+    of normalised vectors, averaged over positive pairs; l_npair is the N-pair loss of the same vectors,
+    mean_p log(1 + sum_n exp(x.x_n - x.x_p)). Every positive pair is compared with all negatives, so the cost is that of
+    as many rows as there are positive pairs.
+
+    Args:
+        alpha: the bound, in radians (40 degrees; the paper finds 36 to 55 good).
+        npair_weight: 0 for the angular loss alone; the paper adds both.
+
+    References: J. Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017, arXiv:1708.01682, Eq. 7 and 9.
+    """
+
+    def __init__(self, alpha: float = math.radians(40), *, npair_weight: float = 0.0, **options: Any):
+        super().__init__(**options)
+        check_angle("alpha", alpha)
+        if math.tan(alpha) <= 0:
+            raise ValueError(f"alpha must be between 0 and π/2, not {alpha}")
+        self.alpha, self.npair_weight = alpha, npair_weight
+
+    @property
+    def proxies_are_rows(self) -> bool:
+        return False
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        spec = self._npair_spec()
+        n = len(embeddings)
+        if not self.any_row_counts(pairs, spec.average):
+            return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
+        sums = self._sums(pairs, embeddings, ref_emb)
+        number = pairs.positives * (pairs.negatives > 0)
+        weight = sums.new_ones(n) if sample_weight is None else sample_weight.to(sums.dtype)
+        weight = ordered(weight, pairs.row_order)
+        if self.reduction == "mean":
+            total = (weight * number).sum()
+            loss = (weight * sums).sum() * torch.where(total > 0, 1 / total, 0)
+        else:
+            loss = weight * sums / number.clamp_min(1)
+            loss = loss.sum() if self.reduction == "sum" else restored(loss, pairs.row_order)
+        if self.npair_weight:
+            loss = loss + self.npair_weight * self.evaluate(spec, pairs, embeddings, ref_emb, row_weight=sample_weight)
+        return loss
+
+    def _npair_spec(self) -> LossSpec:
+        return NTXentLoss(temperature=1.0).spec()
+
+    def _sums(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None) -> Tensor:
+        """The terms of every row's positive pairs, added up, (N,) in the order of the pairs."""
+        x, y = in_order(pairs, embeddings, ref_emb)
+        # Where i and p have the same negatives, their pair is the same from both ends.
+        mirrored = isinstance(pairs, ClassPairs) and pairs.same
+        sums = x.new_zeros(len(x))
+        for i, p in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=mirrored):
+            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
+            terms = checkpoint(self._terms, pairs, x, y, i, p, use_reentrant=False)
+            terms = torch.where(pairs.negatives[i] > 0, terms, 0)
+            sums = sums.index_add(0, i, terms)
+            if mirrored:
+                sums = sums.index_add(0, p, terms)
+        return sums
+
+    def _terms(self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor) -> Tensor:
+        """log(1 + sum_n exp(...)) of the pairs listed (P,): the rows are their sums, lengthened by what is the same for
+        all negatives, which a column of ones adds.
+        """
+        tan2 = math.tan(self.alpha) ** 2
+        pull = -2 * (1 + tan2) * (x[i] * y[p]).sum(1, keepdim=True)
+        rows = torch.cat([4 * tan2 * (x[i] + y[p]), pull], 1)
+        columns = torch.cat([y, y.new_ones(len(y), 1)], 1)
+        spec = over_negatives(Linear(1.0), "softplus", normalize=(False, False))
+        return self.evaluate(spec, pairs.of_rows(i), rows, columns, reduction="none")

@@ -1,0 +1,267 @@
+"""Losses of how the similarities of a batch are distributed. A first look at all pairs finds the distribution; with it
+known, each pair's share in the gradient is a function of its similarity alone, which the engine takes from there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.checks import check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.maps import Distance, Interpolated, Map, ShiftedHinge, nodes, through
+from nearfar.losses.pairs import Pairs
+from nearfar.losses.registry import register
+from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.triplet import listed
+from nearfar.losses.whole import WholeBatchLoss, strips
+
+
+def _over_all_pairs(positive: Map, negative: Map, numbers: tuple[float, float]) -> LossSpec:
+    """The mean of f_p over all positive pairs, plus the mean of f_n over all negative ones."""
+    return LossSpec(
+        positive=positive,
+        negative=negative,
+        gather=("sum", "sum"),
+        combine="split",
+        act="identity",
+        side_scale=(1 / max(1, numbers[0]), 1 / max(1, numbers[1])),
+        average="all",
+    )
+
+
+def _numbers(pairs: Pairs) -> tuple[float, float]:
+    return float(pairs.positives.sum()), float(pairs.negatives.sum())
+
+
+@register(
+    "pair",
+    "Ustinova, Lempitsky, Learning Deep Embeddings with Histogram Loss, NIPS 2016, arXiv:1611.00822",
+    "Σ_r h⁻_r Σ_{q≤r} h⁺_q, histograms of the similarities",
+)
+class HistogramLoss(WholeBatchLoss):
+    """Histogram loss: the probability that a negative pair is more similar than a positive one.
+
+        L = sum_r h-_r sum_{q <= r} h+_q
+
+    h+ and h- are the histograms of the cosines of all positive and all negative pairs, on n_bins + 1 nodes over
+    [-1, 1]; a pair is shared linearly by the two nodes about it. There is nothing to tune but the bins; it needs large
+    batches, as it estimates two distributions.
+
+    Args:
+        n_bins: of the histograms.
+
+    References: E. Ustinova, V. Lempitsky, "Learning Deep Embeddings with Histogram Loss", NIPS 2016, arXiv:1611.00822,
+    Eq. 2-5.
+    """
+
+    def __init__(self, n_bins: int = 100, **options: Any):
+        super().__init__(**options)
+        check_positive("n_bins", n_bins)
+        self.n_bins = int(n_bins)
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        self.check_unweighted(sample_weight)
+        numbers = _numbers(pairs)
+        if not (all(numbers) or self.any_row_counts(pairs, "both")):
+            return self.zero(embeddings, ref_emb)
+        h_p, h_n = self._histograms(pairs, embeddings, ref_emb)
+        h_p, h_n = h_p / numbers[0], h_n / numbers[1]
+        # L is linear in either histogram: its slopes by h+ and h-, interpolated, are what a pair adds to it.
+        by_p, by_n = h_n.flip(0).cumsum(0).flip(0), h_p.cumsum(0)
+        spec = _over_all_pairs(Interpolated(by_p), Interpolated(by_n), numbers)
+        both = self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
+        return both - (h_n @ by_n).to(both.dtype)  # each side alone has the value of L
+
+    def _histograms(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor]:
+        """How many positive and negative pairs each node has, (n_bins + 1,) in float64."""
+        counts = torch.zeros(2, self.n_bins + 1, dtype=torch.float64, device=embeddings.device)
+        for _, s, *masks in strips(pairs, embeddings, ref_emb, self.memory_budget):
+            node, fraction = nodes(s, self.n_bins)
+            for count, mask in zip(counts, masks, strict=True):
+                # What is not in the mask falls into a bin that is cut off.
+                bin_ = torch.where(mask, node, self.n_bins).flatten()
+                number = torch.bincount(bin_, minlength=self.n_bins + 1)[: self.n_bins]
+                upper = torch.bincount(bin_, fraction.flatten(), minlength=self.n_bins + 1)[: self.n_bins].double()
+                count[:-1] += number - upper
+                count[1:] += upper
+        return counts[0], counts[1]
+
+
+@register(
+    "pair",
+    "Yu, Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019",
+    "mean [(1−ε_p) s̄_p − s_p]₊² + mean [s_n − (1+ε_n) s̄_n]₊²",
+)
+class IntraPairVarianceLoss(WholeBatchLoss):
+    """Intra-pair variance loss: pairs of a kind should not be far on the wrong side of their mean.
+
+        L = mean_p [(1 - pos_eps) mean(s_p) - s_p]_+^2 + mean_n [s_n - (1 + neg_eps) mean(s_n)]_+^2
+
+    over all positive and all negative pairs; the means are differentiated too. Goes together with TupletMarginLoss.
+
+    Args:
+        pos_eps, neg_eps: how far from the mean a pair may be, relative to it.
+
+    References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, Eq. 11-13.
+    """
+
+    def __init__(self, pos_eps: float = 0.01, neg_eps: float = 0.01, **options: Any):
+        super().__init__(**options)
+        self.pos_eps, self.neg_eps = pos_eps, neg_eps
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        self.check_unweighted(sample_weight)
+        numbers = _numbers(pairs)
+        if not self.any_row_counts(pairs, "all"):
+            return self.zero(embeddings, ref_emb)
+        factors = 1 - self.pos_eps, 1 + self.neg_eps
+        signs = -1, 1
+        borders = self._means(pairs, embeddings, ref_emb, numbers, [lambda s: s, lambda s: s])
+        borders = [border * factor for border, factor in zip(borders, factors, strict=True)]
+        hinges = self._means(
+            pairs,
+            embeddings,
+            ref_emb,
+            numbers,
+            [lambda s, b=b, sign=sign: (sign * (s - b)).relu_() for b, sign in zip(borders, signs, strict=True)],
+        )
+        # The border is factor * mean(s): every pair moves it by factor / number.
+        drifts = [-2 * sign * factor * hinge for sign, factor, hinge in zip(signs, factors, hinges, strict=True)]
+        maps = [ShiftedHinge(*parts) for parts in zip(signs, borders, drifts, strict=True)]
+        spec = _over_all_pairs(maps[0], maps[1], numbers)
+        return self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
+
+    def _means(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        numbers: tuple[float, float],
+        functions: list[Any],
+    ) -> list[Tensor]:
+        """The means of the two functions over the positive and over the negative pairs."""
+        sums = [torch.zeros((), dtype=torch.float64, device=embeddings.device)] * 2
+        for _, s, *masks in strips(pairs, embeddings, ref_emb, self.memory_budget):
+            sums = [
+                total + torch.where(mask, f(s), 0).sum(1).sum(dtype=torch.float64)
+                for total, f, mask in zip(sums, functions, masks, strict=True)
+            ]
+        dtype = torch.promote_types(embeddings.dtype, torch.float32)
+        return [(total / max(1, number)).to(dtype) for total, number in zip(sums, numbers, strict=True)]
+
+
+@register(
+    "pair",
+    "Zhang, Rusinkiewicz, Learning Local Descriptors With a CDF-Based Dynamic Soft Margin, ICCV 2019",
+    "F(d_p − d_n)(d_p − d_n), F the distribution of d_p − d_n so far",
+)
+class DynamicSoftMarginLoss(Loss):
+    """Dynamic soft margin loss: triplets weighed by how hard they are among those seen so far.
+
+        L = mean F(d_p - d_n) (d_p - d_n)        over all triplets
+
+    F is the cumulated histogram of d_p - d_n, a constant in the gradient; d is the Euclidean distance of normalised
+    vectors. The histogram is a running one: (1 - momentum) of what it was, momentum of this batch's counts. Training
+    steps keep it.
+
+    Args:
+        min_val: where the histogram begins; it ends at -min_val.
+        num_bins: of the histogram.
+        momentum: of the running histogram.
+
+    References: L. Zhang, S. Rusinkiewicz, "Learning Local Descriptors With a CDF-Based Dynamic Soft Margin", ICCV 2019.
+    """
+
+    histogram: Tensor
+
+    def __init__(self, min_val: float = -2.0, num_bins: int = 10, momentum: float = 0.01, **options: Any):
+        super().__init__(**options)
+        check_positive("num_bins", num_bins)
+        if min_val >= 0:
+            raise ValueError(f"min_val is where the histogram of d_p - d_n begins: it must be negative, not {min_val}")
+        self.min_val, self.num_bins, self.momentum = min_val, int(num_bins), momentum
+        self.register_buffer("histogram", torch.zeros(self.num_bins, dtype=torch.float64))
+        self._weights = self.histogram
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "DynamicSoftMarginLoss":
+        """Counts stay in float64, whatever the embeddings are in."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.histogram = self.histogram.double()
+        return self
+
+    def spec(self) -> StripSpec:
+        return StripSpec(self._triplets, average="active")
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        if not self.any_row_counts(pairs, "both"):
+            return self.zero(embeddings, ref_emb, shape=(len(embeddings),) if self.reduction == "none" else ())
+        histogram = self._blended(self._counts(pairs, embeddings, ref_emb, sample_weight))
+        self._weights = histogram.cumsum(0)
+        if self.training and torch.is_grad_enabled():
+            self.histogram = histogram
+        return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+
+    def _blended(self, counts: Tensor) -> Tensor:
+        total = counts
+        if bool(self.histogram.any()):
+            total = (1 - self.momentum) * self.histogram + self.momentum * counts
+        return total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
+
+    def _counts(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None, sample_weight: Tensor | None) -> Tensor:
+        """d_p - d_n of all triplets, each shared linearly by two bins; the last takes what falls past it."""
+        counts = torch.zeros(self.num_bins + 2, dtype=torch.float64, device=embeddings.device)
+        weight = embeddings.new_ones(len(embeddings)) if sample_weight is None else sample_weight
+        weight = weight.double() if pairs.row_order is None else weight.double()[pairs.row_order]
+        for rows, s, positive, negative in strips(pairs, embeddings, ref_emb, self.memory_budget):
+            distance = Distance("l2").value(s)
+            d_p, filled = listed(distance, positive)
+            for k in range(d_p.shape[1]):
+                bin_, share = self._bins(d_p[:, k, None] - distance)
+                kept = negative & filled[:, k, None]
+                bin_ = torch.where(kept, bin_, self.num_bins + 1).flatten()
+                each = weight[rows, None].expand_as(share)
+                low, high = ((each * part).flatten() for part in (1 - share, share))
+                counts += torch.bincount(bin_, low, minlength=self.num_bins + 2)
+                counts += torch.bincount((bin_ + 1).clamp_max_(self.num_bins + 1), high, minlength=self.num_bins + 2)
+        return torch.cat([counts[: self.num_bins - 1], counts[self.num_bins - 1 : self.num_bins + 1].sum(0, True)])
+
+    def _bins(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        position = (difference - self.min_val) * (self.num_bins / (-2 * self.min_val))
+        bin_ = position.floor().clamp_(0, self.num_bins - 1)
+        return bin_.to(torch.int32), position - bin_
+
+    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+        """sum_p sum_n F (d_p - d_n) is linear in the distances, F being constants: gather each distance's factor."""
+        distance = through(Distance("l2"), s)
+        d_p, filled = listed(distance, positive)
+        weights = self._weights.to(s.dtype)
+        of_negatives, of_positives = torch.zeros_like(s), []
+        with torch.no_grad():
+            for k in range(d_p.shape[1]):
+                weight = weights[self._bins(d_p[:, k, None] - distance)[0]] * (negative & filled[:, k, None])
+                of_negatives += weight
+                of_positives.append(weight.sum(1))
+        losses = (torch.stack(of_positives, 1) * d_p).sum(1) - (of_negatives * distance).sum(1)
+        return losses, (positive.sum(1) * negative.sum(1)).to(s.dtype)

@@ -1,0 +1,69 @@
+"""Losses of the batch as a whole: they do not fall into rows, but what they need of the pairs is gathered in strips."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.loss import Loss
+from nearfar.losses.pairs import Pairs
+from nearfar.losses.vectors import blocks, unit
+from nearfar.losses.weights import ordered
+
+MASKED = 2**24  # pairs looked through together
+
+
+def in_order(pairs: Pairs, rows: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows and columns as unit vectors in the order of the pairs, differentiable, at least in float32."""
+
+    def prepared(vectors: Tensor, order: Tensor | None) -> Tensor:
+        return unit(ordered(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), order))
+
+    x = prepared(rows, pairs.row_order)
+    return x, x if columns is None else prepared(columns, pairs.column_order)
+
+
+@torch.no_grad()
+def strips(
+    pairs: Pairs, rows: Tensor, columns: Tensor | None, budget: int
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Every similarity once: (rows, cosines (b, M), positive (b, M), negative (b, M)), in strips of bounded size."""
+    x, y = in_order(pairs, rows, columns)
+    height = max(1, budget // (12 * x.element_size() * max(1, len(y))))  # a dozen temporaries of a strip
+    for part in blocks(len(x), height):
+        yield part, x[part] @ y.t(), *pairs.masks(part)
+
+
+def positive_pairs(pairs: Pairs, size: int, above_diagonal: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """The positive pairs as rows i and columns j (P,), in the order of the pairs, about `size` at a time; of those of
+    one set with itself only i < j, if asked.
+    """
+    mask_rows = max(1, MASKED // max(1, int(pairs.columns)))
+    for part in blocks(len(pairs.positives), mask_rows):
+        i, j = pairs.masks(part)[0].nonzero(as_tuple=True)
+        i = i + part.start
+        if above_diagonal:
+            i, j = i[i < j], j[i < j]
+        if len(i):
+            yield from zip(torch.split(i, max(1, size)), torch.split(j, max(1, size)), strict=True)
+
+
+class WholeBatchLoss(Loss):
+    """A loss that is one number for the batch: it has no rows to be given ("none"), added ("sum") or weighed."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        if self.reduction != "mean":
+            raise ValueError(
+                f"{type(self).__name__} is one number for the batch: it has no reduction={self.reduction!r}"
+            )
+
+    @property
+    def proxies_are_rows(self) -> bool:
+        return False
+
+    def check_unweighted(self, sample_weight: Tensor | None) -> None:
+        """Refuse weights of the samples."""
+        if sample_weight is not None:
+            raise ValueError(f"{type(self).__name__} is one number for the batch: it takes no sample_weight")

@@ -1,0 +1,110 @@
+"""Losses that are not sums over rows, and centres that move."""
+
+import pytest
+import torch
+
+from nearfar import losses
+from tests.losses.settings import unit
+from tests.reference.proxy import center_update
+from tests.reference.test_reference import samples
+from tests.reference.tuples import dynamic_soft_margin_histogram
+
+WHOLE = ["HistogramLoss", "IntraPairVarianceLoss", "LiftedStructureLoss"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_one_number(name: str) -> None:
+    loss = getattr(losses, name)
+    for reduction in ("sum", "none"):
+        with pytest.raises(ValueError, match="one number for the batch"):
+            loss(reduction=reduction)
+    with pytest.raises(ValueError, match="takes no sample_weight"):
+        loss()(unit(4, 3), torch.tensor([0, 0, 1, 1]), sample_weight=torch.ones(4))
+
+
+def test_lifted_takes_no_references() -> None:
+    x, labels = unit(4, 3), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ValueError, match="no ref_emb"):
+        losses.LiftedStructureLoss()(x, labels, ref_emb=x, ref_labels=labels)
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "AngularLoss", "DynamicSoftMarginLoss"])
+@pytest.mark.parametrize("labels", [torch.arange(20) // 4, torch.rand(20, 3) < 0.4], ids=["ids", "multi-hot"])
+def test_small_strips_change_nothing(name: str, labels: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = unit(20, 4).requires_grad_()
+    results = []
+    for budget, listed in ((10**8, None), (0, 1), (1000, 40)):
+        if listed is not None:
+            for module in ("lifted", "angular"):
+                monkeypatch.setattr(f"nearfar.losses.{module}.LISTED", listed)
+            monkeypatch.setattr("nearfar.losses.whole.MASKED", listed)
+        loss = getattr(losses, name)(memory_budget=budget).double().eval()(x, labels)
+        results.append((loss, *torch.autograd.grad(loss, x)))
+    for value, gradient in results[1:]:
+        torch.testing.assert_close(value, results[0][0])
+        torch.testing.assert_close(gradient, results[0][1])
+
+
+def test_centres_follow_the_papers_rule() -> None:
+    loss = losses.CenterLoss(num_classes=4, embedding_size=3, alpha=0.3).double()
+    assert list(loss.parameters()) == []
+    x, labels = unit(7, 3).requires_grad_(), torch.tensor([0, 2, 2, 0, 2, 1, 2])
+    before = loss.centers.clone()
+    value = loss(x, labels)
+    value.backward()
+    torch.testing.assert_close(loss.centers, center_update(before, x.detach(), labels, 0.3))
+    assert torch.equal(loss.centers[3], before[3])
+    # The loss is of the centres as they were.
+    torch.testing.assert_close(x.grad, (x.detach() - before[labels]) / 7)
+
+
+def test_centres_rest_outside_training() -> None:
+    loss = losses.CenterLoss(num_classes=4, embedding_size=3)
+    x, labels, before = torch.randn(7, 3), torch.tensor([0, 2, 2, 0, 2, 1, 2]), loss.centers.clone()
+    with torch.no_grad():
+        loss(x, labels)
+    loss.eval()(x.requires_grad_(), labels).backward()
+    assert torch.equal(loss.centers, before)
+    assert set(loss.state_dict()) == {"centers"}
+
+
+def test_the_weight_of_the_loss_does_not_move_centres() -> None:
+    labels, x = torch.tensor([0, 1, 1]), torch.randn(3, 2)
+    centers = []
+    for weight in (1.0, 0.003):
+        torch.manual_seed(0)
+        loss = losses.CenterLoss(2, 2, loss_weight=weight)
+        loss(x, labels)
+        centers.append(loss.centers)
+    assert torch.equal(*centers)
+
+
+def test_centre_loss_wants_class_ids() -> None:
+    loss = losses.CenterLoss(num_classes=2, embedding_size=3)
+    with pytest.raises(ValueError, match="class ids"):
+        loss(torch.randn(2, 3), torch.tensor([[True, False], [True, True]]))
+    with pytest.raises(ValueError, match="labels run from 0 to 5"):
+        loss(torch.randn(2, 3), torch.tensor([0, 5]))
+    with pytest.raises(ValueError, match="4 dimensions"):
+        loss(torch.randn(2, 4), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        losses.CenterLoss(num_classes=2, embedding_size=3, alpha=2)
+
+
+def test_centre_loss_beside_softmax() -> None:
+    loss = losses.SoftmaxLoss(3, 4) + losses.CenterLoss(3, 4, loss_weight=0.003)
+    x = torch.randn(6, 4, requires_grad=True)
+    loss(x, torch.arange(6) % 3).backward()
+    assert x.grad is not None and len(list(loss.parameters())) == 2
+
+
+def test_the_running_histogram() -> None:
+    loss, histogram, labels = losses.DynamicSoftMarginLoss().double(), None, torch.arange(9) // 3
+    for seed in range(3):
+        x = unit(9, 4, seed=seed).requires_grad_()
+        loss(x, labels).backward()
+        histogram = dynamic_soft_margin_histogram(samples(x.detach(), labels.tolist()), histogram)
+        torch.testing.assert_close(loss.histogram, histogram)
+    loss.eval()(x, labels)
+    torch.testing.assert_close(loss.histogram, histogram)
+    assert loss.half().histogram.dtype == torch.float64
