@@ -9,17 +9,12 @@ from torch import Tensor
 from nearfar.losses import inputs
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Loss
-from nearfar.losses.maps import ArcMargin, through
+from nearfar.losses.maps import ArcMargin, Linear
 from nearfar.losses.pairs import Pairs
+from nearfar.losses.pools import Nearest, Relaxed
 from nearfar.losses.registry import register
-from nearfar.losses.spec import StripSpec
-from nearfar.losses.strip import softmax_margin
+from nearfar.losses.spec import LossSpec
 from nearfar.losses.vectors import unit
-
-
-def relaxed_similarity(s: Tensor, gamma: float) -> Tensor:
-    """Similarity to a class of K centres (…, K): the mean of theirs, weighted by softmax(s / gamma)."""
-    return (torch.softmax(s / gamma, -1) * s).sum(-1)
 
 
 @register(
@@ -65,24 +60,14 @@ class SoftTripleLoss(Loss):
         self.la, self.gamma, self.margin, self.tau = la, gamma, margin, tau
         self.add_classes(num_classes, embedding_size, vectors_per_class=centers_per_class)
 
-    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        similarity = relaxed_similarity(s.reshape(len(s), -1, self.vectors_per_class), self.gamma)
-        return softmax_margin(self.la * (similarity - self.margin), self.la * similarity, positive, negative)
-
-    def spec(self) -> StripSpec:
-        return StripSpec(self._losses, vectors_per_class=self.vectors_per_class)
-
-    def regularizer(self) -> Tensor | None:
-        k = self.vectors_per_class
-        if k == 1 or self.tau == 0:
-            return None
+    def spec(self) -> LossSpec:
         assert self.weight is not None
-        centers = unit(self.weight).reshape(-1, k, self.weight.shape[1])
-        cosines = centers @ centers.transpose(1, 2)
-        first, second = torch.triu_indices(k, k, 1, device=centers.device)
-        # 1e-5 as in the authors' code: the slope of a merged pair stays finite.
-        apart = (2 - 2 * cosines[:, first, second]).clamp_min(0).add(1e-5).sqrt()
-        return self.tau / (len(centers) * k * (k - 1)) * apart.sum()
+        k = self.vectors_per_class
+        return LossSpec(
+            positive=Linear(-self.la, self.la * self.margin),
+            negative=Linear(self.la),
+            pool=Relaxed(k, self.gamma, share=self.tau / (len(self.weight) * max(1, k - 1))),
+        )
 
 
 @register(
@@ -121,13 +106,12 @@ class SubCenterArcFaceLoss(Loss):
         self.margin, self.scale = margin, scale
         self.add_classes(num_classes, embedding_size, vectors_per_class=sub_centers)
 
-    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        similarity = s.reshape(len(s), -1, self.vectors_per_class).amax(-1)
-        target = -through(ArcMargin(self.scale, self.margin), similarity)
-        return softmax_margin(target, self.scale * similarity, positive, negative)
-
-    def spec(self) -> StripSpec:
-        return StripSpec(self._losses, vectors_per_class=self.vectors_per_class)
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=ArcMargin(self.scale, self.margin),
+            negative=Linear(self.scale),
+            pool=Nearest(self.vectors_per_class),
+        )
 
     @torch.no_grad()
     def get_outliers(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nearfar.losses.engine import Plan
 from nearfar.losses.maps import through
+from nearfar.losses.pools import Pool
 from nearfar.losses.rows import active_side, softplus
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import norms, unit
@@ -33,6 +34,7 @@ def evaluate(
         s = s + ordered(bias, pairs.column_order)
     weights = RowWeights(plan, dtype)
     masks = pairs.masks(slice(0, len(x)))
+    penalty = None
     if isinstance(spec, StripSpec):
         extra = [ordered(p, pairs.row_order) for p in parameters]
         if spec.anchors == "proxies":
@@ -49,9 +51,24 @@ def evaluate(
     else:
         pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
         log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()
-        losses = _losses(spec, s, *masks, pair_norm, log_weight, weights)
+        target = ordered(parameters[0], pairs.row_order)[:, None] if spec.target else None
+        if spec.pool is not None:
+            s = spec.pool.value(s.view(len(s), -1, spec.pool.size).permute(2, 0, 1))
+            penalty = _penalty(spec.pool, unit(y))
+        losses = _losses(spec, s, *masks, pair_norm, log_weight, weights, target)
     losses = torch.where(weights.counted, losses, 0)
-    return restored(losses * weights.weight, pairs.row_order) if plan.reduction == "none" else losses @ weights.pull
+    if plan.reduction == "none":
+        losses = restored(losses * weights.weight, pairs.row_order)
+        return losses if penalty is None else losses + plan.row_weight * penalty
+    loss = losses @ weights.pull
+    return loss if penalty is None else loss + penalty * weights.of_columns
+
+
+def _penalty(pool: Pool, columns: Tensor) -> Tensor | None:
+    """The pool's term of the class vectors, with the gradient that it states."""
+    units = columns.view(-1, pool.size, columns.shape[1])
+    term = pool.penalty(units.detach())
+    return None if term is None else term[0] + (term[1] * (units - units.detach())).sum()
 
 
 def _losses(
@@ -62,12 +79,13 @@ def _losses(
     norm: Tensor | None,
     log_weight: Tensor | None,
     weights: RowWeights,
+    target: Tensor | None,
 ) -> Tensor:
     if spec.mining is not None:
         lowest, highest = s.masked_fill(~positive, math.inf).amin(1), s.masked_fill(~negative, -math.inf).amax(1)
         negative = negative & (s > lowest[:, None] - spec.mining)
         positive = positive & (s < highest[:, None] + spec.mining)
-    u, v = through(spec.positive, s, norm), through(spec.negative, s)
+    u, v = through(spec.positive, s, norm), through(spec.negative, s, target)
     if log_weight is not None:
         u, v = u + log_weight, v + log_weight
     denominator = positive | negative if spec.others else negative

@@ -31,15 +31,17 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.pairs import Pairs
+from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View
 from nearfar.losses.spec import LossSpec, StripSpec
-from nearfar.losses.vectors import Vectors, blocks
+from nearfar.losses.vectors import WORK, Vectors, blocks
 from nearfar.losses.weights import RowWeights, ordered, restored
 
 # A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
 # product to run at full speed.
 TILE = 2**20
 WIDEST = 2048  # columns of a tile
+NARROWEST = 512  # columns of a plane of a tile, where several vectors stand for a class
 SQUARE = 1024  # side of a tile of samples x samples
 # Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two
 # cores, AVX2).
@@ -160,13 +162,17 @@ class _Run:
         if self.log_weight is not None:
             self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
         self.n, self.m = len(self.pairs.positives), len(self.y.raw)
+        self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
+        self.per_class = 1 if self.pool is None else self.pool.size  # columns that the pairs have for one
         self.like = rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, dtype, upstream)
+        self.penalty: Tensor | None = None  # of the columns alone
         self.active = self._zeros(())  # the weighted number of active terms that strip functions report
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
         hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
-        self.overwritten = columns is not None and self.n > 0 and isinstance(plan.spec, LossSpec) and not hardest
+        some = columns is not None and self.n > 0 and self.m > 0
+        self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
         self.arena: Tensor | None = None
         new = self.like.new_empty if self.overwritten else self.like.new_zeros
         self.grad_x = new(rows.shape) if needs[0] else None
@@ -193,18 +199,51 @@ class _Run:
                 if isinstance(self.spec, StripSpec)
                 else self._group(group, self.spec)
             )
-        grads = self._gradients()
+        if not (self.overwritten and self._wants_tiles):  # else every part was finished as soon as it was complete
+            self._finish_rows(slice(0, len(self.x.raw)))
+            for part in blocks(self.m, self.per_class * WIDEST):
+                self._finish_columns(part)
+        grads, penalty = self._gradients(), self.penalty
         if isinstance(self.spec, StripSpec) and self.spec.average == "active":
             scale = torch.where(self.active > 0, self.weights.weight.sum() / self.active, 0)
             losses = losses * scale
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
         if self.plan.reduction == "none":
-            return restored(losses * self.weights.weight, self.pairs.row_order), grads
-        return torch.dot(losses, self.weights.pull), grads
+            losses = restored(losses * self.weights.weight, self.pairs.row_order)
+            return losses if penalty is None else losses + self.plan.row_weight * penalty, grads
+        loss = torch.dot(losses, self.weights.pull)
+        return loss if penalty is None else loss + penalty * self.weights.of_columns, grads
+
+    def _finish_rows(self, part: slice) -> None:
+        """All products of these rows are in: turn their gradient into that by the caller's tensor."""
+        if self.grad_x is not None:
+            by_norm = None if self.grad_norm_x is None else self.grad_norm_x[part]
+            self.x.to_raw(part, self.grad_x[part], by_norm)
+
+    def _finish_columns(self, part: slice) -> None:
+        """The same for columns, with what the pool adds for them alone."""
+        if self.y is self.x:
+            return
+        if self.pool is not None:
+            self._add_penalty(self.pool, part)
+        if self.grad_y is not None:
+            by_norm = None if self.grad_norm_y is None else self.grad_norm_y[part]
+            self.y.to_raw(part, self.grad_y[part], by_norm)
+
+    def _add_penalty(self, pool: Pool, part: slice) -> None:
+        dimension = self.y.raw.shape[1]
+        for inner in blocks(part.stop - part.start, max(1, WORK // (pool.size * dimension)) * pool.size):
+            some = slice(part.start + inner.start, part.start + inner.stop)
+            term = pool.penalty(self.y.units(some).view(-1, pool.size, dimension))
+            if term is None:
+                return
+            self.penalty = term[0] if self.penalty is None else self.penalty + term[0]
+            if self.grad_y is not None:
+                self.grad_y[some].addcmul_(term[1].view(-1, dimension), self.weights.of_columns)
 
     def _gradients(self) -> Grads:
-        grad_x = None if self.grad_x is None else self.x.gradient(self.grad_x, self.grad_norm_x)
-        grad_y = None if self.grad_y is None or self.y is self.x else self.y.gradient(self.grad_y, self.grad_norm_y)
+        grad_x = None if self.grad_x is None else self.x.restored(self.grad_x)
+        grad_y = None if self.grad_y is None or self.y is self.x else self.y.restored(self.grad_y)
         grad_bias = None if self.grad_bias is None else restored(self.grad_bias, self.pairs.column_order)
         by_parameters = [g if g is None else restored(g, self.pairs.row_order) for g in self.grad_parameters]
         return grad_x, grad_y, grad_bias, *by_parameters
@@ -227,13 +266,19 @@ class _Run:
             yield _Group(slice(0, self.n), tiles)
             return
         else:
-            columns = list(blocks(self.m, min(WIDEST, self.plan.tile)))
+            wide = max(WIDEST // self.per_class, min(NARROWEST, WIDEST))
+            columns = list(blocks(self.m // self.per_class, min(wide, self.plan.tile)))
             height = max(min(FEWEST_ROWS, self.plan.tile), self.plan.tile // min(WIDEST, self.m))
         strips = [[(rows, part) for part in columns] for rows in blocks(self.n, height)]
         if self.spec.average == "active" and isinstance(self.spec, LossSpec):  # the weights depend on every row
             yield _Group(slice(0, self.n), [tile for strip in strips for tile in strip])
         else:
             yield from (_Group(strip[0][0], strip) for strip in strips)
+
+    def _planes(self, columns: slice) -> list[slice]:
+        """Of a tile's columns, as the pairs count them: those of the vectors, one plane for each that a class has."""
+        k = self.per_class
+        return [slice(columns.start * k + plane, columns.stop * k, k) for plane in range(k)]
 
     def _similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         s = torch.mm(self.x.block(rows), self.y.block(columns).t(), out=out)
@@ -304,9 +349,19 @@ class _Run:
             return
         if self.grad_bias is not None:
             self.grad_bias[j] += g.sum(0)
-        self._add_products(i, j, g, first=(j.start == 0, i.start == 0))
+        if self.pool is None:
+            self._add_products(i, j, g, first=(j.start == 0, i.start == 0))
+        else:
+            assert views[0].planes is not None
+            expanded = self.pool.expand(g, views[0].planes, out=views[0].scratch)
+            for k, (plane, columns) in enumerate(zip(expanded, self._planes(j), strict=True)):
+                self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
         if by_norm is not None and views[0].pairs is not None:
             self._add_norm_gradient(i, j, views[0], by_norm)
+        if j.stop * self.per_class == self.m:
+            self._finish_rows(i)
+        if i.stop == self.n:
+            self._finish_columns(slice(j.start * self.per_class, j.stop * self.per_class))
 
     def _add_norm_gradient(self, i: slice, j: slice, view: View, by_norm: Tensor) -> None:
         """The pair norm n is |x|, or |x||w|: hand its gradient (b, K) to both."""
@@ -395,15 +450,33 @@ class _Tiles:
         self.scratch: Tensor | None = None
         if len(group.tiles) > 1 and sweeps == 1:
             i, j = group.tiles[0]
-            self.scratch = run.like.new_empty((i.stop - i.start) * (j.stop - j.start))
+            self.scratch = run.like.new_empty((i.stop - i.start) * (j.stop - j.start) * run.per_class)
 
     def visit(self) -> Iterator[list[View]]:
         for index, (i, j) in enumerate(self.group.tiles):
             views = self.kept.get(index)
             if views is None:
-                views = self._make(i, j)
-                self._keep(index, i, j, views)
+                pooled = self.run.pool is not None
+                place = self._place(i, j) if pooled else None  # planes are kept as they are
+                views = self._make(i, j, place)
+                if place is not None:
+                    self.kept[index] = views
+                elif not pooled:
+                    self._keep(index, i, j, views)
+            elif views[0].planes is not None and self.run.pool is not None:
+                views[0].s = self.run.pool.value(views[0].planes)
             yield views
+
+    def _place(self, i: slice, j: slice) -> Tensor | None:
+        """Where the planes of a tile can stay until their gradient is formed."""
+        if not self.hold:
+            return None
+        size = (i.stop - i.start) * (j.stop - j.start) * self.run.per_class
+        place = self._place_of_gradient(i, j)
+        if place is None and size * self.run.like.element_size() <= self.left:
+            self.left -= size * self.run.like.element_size()
+            place = self._allot(size)
+        return place
 
     def _keep(self, index: int, i: slice, j: slice, views: list[View]) -> None:
         place = self._place_of_gradient(i, j)
@@ -415,41 +488,57 @@ class _Tiles:
         for view in views:
             view.keep = self.hold
             if place is not None:
-                view.store = place
+                view.store = place.view(i.stop - i.start, j.stop - j.start)
             elif self.hold and len(self.group.tiles) > 1:
-                view.store = self._allot(view)
+                assert view.s is not None
+                rows, columns = view.s.shape
+                part = self._allot(rows * columns)
+                # A mirrored view keeps its tile's layout, so that both can be added as they lie.
+                view.store = part.view(rows, columns) if view.s.is_contiguous() else part.view(columns, rows).t()
         if len(views) == 1 and views[0].store is not None:  # the two sides of a mirrored tile are added: no sharing
             views[0].scratch = self._scratch(i, j)
 
     def _place_of_gradient(self, i: slice, j: slice) -> Tensor | None:
-        grad = self.run.grad_y
-        rows, columns = i.stop - i.start, j.stop - j.start
+        grad, k = self.run.grad_y, self.run.per_class
+        rows, columns = i.stop - i.start, (j.stop - j.start) * k
         # Only the first strip's: its product is what that place is written to first.
         if not (self.hold and self.run.overwritten and grad is not None and i.start == 0):
             return None
         if self.left == 0 or len(self.group.tiles) == 1 or rows > grad.shape[1]:
             return None
-        return grad[j].view(-1)[: rows * columns].view(rows, columns)
+        return grad[j.start * k : j.stop * k].view(-1)[: rows * columns]
 
-    def _allot(self, view: View) -> Tensor:
-        assert view.s is not None
+    def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:
             self.run.arena = self.run.like.new_empty(self.run.plan.budget // self.run.like.element_size())
-        part = self.run.arena[self.used : self.used + view.s.numel()]
-        self.used += view.s.numel()
-        rows, columns = view.s.shape
-        # A mirrored view keeps its tile's layout, so that both can be added as they lie.
-        return part.view(rows, columns) if view.s.is_contiguous() else part.view(columns, rows).t()
+        self.used += size
+        return self.run.arena[self.used - size : self.used]
 
     def _scratch(self, i: slice, j: slice) -> Tensor | None:
         rows, columns = i.stop - i.start, j.stop - j.start
-        return None if self.scratch is None else self.scratch[: rows * columns].view(rows, columns)
+        if self.scratch is None:
+            return None
+        if self.run.pool is None:
+            return self.scratch[: rows * columns].view(rows, columns)
+        return self.scratch[: rows * columns * self.run.per_class].view(-1, rows, columns)
 
-    def _make(self, i: slice, j: slice) -> list[View]:
+    def _make(self, i: slice, j: slice, place: Tensor | None) -> list[View]:
         run, start = self.run, self.group.rows.start
+        own = slice(i.start - start, i.stop - start)
         scratch = self._scratch(i, j)
+        if run.pool is not None:
+            planes = run.like.new_empty(0) if scratch is None else scratch
+            if place is not None or scratch is None:
+                size = run.per_class, i.stop - i.start, j.stop - j.start
+                planes = run.like.new_empty(size) if place is None else place.view(size)
+            for plane, columns in zip(planes, run._planes(j), strict=True):
+                run._similarities(i, columns, plane)
+            view = self._view(own, run.pool.value(planes), i, j)
+            view.planes = planes
+            view.scratch = planes if place is None else scratch
+            return [view]
         s = run._similarities(i, j, scratch)
-        views = [self._view(slice(i.start - start, i.stop - start), s, i, j)]
+        views = [self._view(own, s, i, j)]
         if run.plan.same and i.start != j.start:
             views.append(self._view(j, s.t(), j, i))
         return views
@@ -464,6 +553,7 @@ class _Tiles:
             listed=None if pairs is None else s.gather(1, pairs.columns),
             column_offset=j.start,
             log_weight=None if run.log_weight is None else run.log_weight[j],
-            row_norm=run.x.norm[i] if run.norms and run.x.norm is not None else None,
-            column_norm=run.y.norm[j] if run.norms and not run.y.normalize and run.y.norm is not None else None,
+            row_norm=run.x.norms(i) if run.norms else None,
+            column_norm=run.y.norms(j) if run.norms and not run.y.normalize else None,
+            target=run.parameters[0][i, None] if isinstance(run.spec, LossSpec) and run.spec.target else None,
         )

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Loss
-from nearfar.losses.maps import ArcMargin, Linear, MagnitudeMargin, Quadratic, QualityMargin, through
+from nearfar.losses.maps import ArcMargin, Curriculum, Linear, MagnitudeMargin, Quadratic, QualityMargin
 from nearfar.losses.registry import register
-from nearfar.losses.spec import LossSpec, StripSpec
-from nearfar.losses.strip import softmax_margin
+from nearfar.losses.spec import LossSpec
 from nearfar.losses.vectors import norms, unit
 
 
@@ -169,18 +168,23 @@ class CurricularFaceLoss(Loss):
     def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
         assert self.weight is not None
         if labels is not None and labels.ndim == 1 and len(labels):
-            own = unit(_upcast(self.weight[labels]))
-            self.t.lerp_((unit(_upcast(embeddings)) * own).sum(1).mean().to(self.t.dtype), 0.01)
+            (own,) = self.row_parameters(embeddings, labels)
+            self.t.lerp_(own.mean().to(self.t.dtype), 0.01)
 
-    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        target = -through(ArcMargin(self.scale, self.margin), s)
-        own = s.detach().masked_fill(~positive, 2).amin(1, keepdim=True).clamp_max(1)
-        border = torch.cos(torch.acos(own.clamp_min(-1)) + self.margin)
-        other = torch.where(s > border, s * (self.t + s), s)
-        return softmax_margin(target, self.scale * other, positive, negative)
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=ArcMargin(self.scale, self.margin),
+            negative=Curriculum(self.scale, self.margin, float(self.t)),
+            target=True,
+        )
 
-    def spec(self) -> StripSpec:
-        return StripSpec(self._losses)
+    @torch.no_grad()
+    def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """cos(theta_y)."""
+        assert self.weight is not None
+        if labels is None or labels.ndim != 1:
+            raise ValueError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
+        return ((unit(_upcast(embeddings)) * unit(_upcast(self.weight[labels]))).sum(1),)
 
 
 @register(

@@ -127,10 +127,6 @@ class Loss(Summand):
         """What is added to every row's loss (N,), besides the formula."""
         return None
 
-    def regularizer(self) -> Tensor | None:
-        """A scalar added to the mean loss, of the loss's own parameters."""
-        return None
-
     def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """What a strip function takes besides the similarities, (N,) each."""
         return ()
@@ -204,7 +200,8 @@ class Loss(Summand):
             rows, columns = columns, rows
             row_weight, column_weight = None, sample_weight
         mined = isinstance(spec, LossSpec) and spec.mining is not None
-        if not self.any_row_counts(pairs, "both" if mined else spec.average):
+        pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
+        if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
             shape = (len(pairs.positives),) if self.reduction == "none" else ()
             return self.zero(rows, columns, shape=shape)
         parameters = self.row_parameters(embeddings, labels)
@@ -307,11 +304,6 @@ class Loss(Summand):
     def _with_penalty(
         self, loss: Tensor, embeddings: Tensor, labels: Tensor | None, sample_weight: Tensor | None
     ) -> Tensor:
-        regularizer = self.regularizer()
-        if regularizer is not None:
-            weight = regularizer.new_ones(len(embeddings)) if sample_weight is None else sample_weight
-            share = weight if self.reduction == "none" else weight.sum() if self.reduction == "sum" else 1.0
-            loss = loss + regularizer * share
         penalty = self.penalty(embeddings, labels)
         if penalty is None:
             return loss

@@ -308,6 +308,29 @@ class Softplus:
 
 
 @dataclass(frozen=True)
+class Curriculum:
+    """CurricularFace's negatives: f(s) = scale * s, or scale * s (t + s) where s > cos(theta_y + margin).
+
+    cos(theta_y), the row's similarity to its own class, stands in the place of the norm, (b, 1).
+    """
+
+    scale: float
+    margin: float
+    t: float
+    uses_norm: ClassVar[bool] = False
+
+    def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return self.slopes(s, n)[0]
+
+    def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
+        assert n is not None
+        hard = s > torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)
+        factor = torch.where(hard, s + self.t, 1.0)
+        value = torch.mul(s, factor, out=out).mul_(self.scale)
+        return value, factor.add_(s * hard).mul_(self.scale), None
+
+
+@dataclass(frozen=True)
 class MagnitudeMargin:
     """MagFace's target: f(s, n) = -scale * cos(theta + m(a)), m linear in the norm a = n clipped to [low, high]."""
 

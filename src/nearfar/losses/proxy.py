@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from nearfar.losses.centers import relaxed_similarity
 from nearfar.losses.checks import check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import Linear
+from nearfar.losses.pools import relaxed_similarity
 from nearfar.losses.registry import register
 from nearfar.losses.rows import softplus
 from nearfar.losses.spec import LossSpec, StripSpec
@@ -106,7 +106,7 @@ class ProxyAnchorLoss(Loss):
     def _terms(self, s: Tensor, positive: Tensor, negative: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
         """The positive and the negative term of every class, from its K proxies' similarities (b K, N)."""
         by_class = s.reshape(-1, self.vectors_per_class, s.shape[1]).transpose(1, 2)
-        similarity = relaxed_similarity(by_class, self.gamma)
+        similarity = relaxed_similarity(by_class, self.gamma, -1)
         pull = masked_logsumexp(-self.alpha * (similarity - self.margin) + log_weight, positive)
         push = masked_logsumexp(self.alpha * (similarity + self.margin) + log_weight, negative)
         return softplus(pull), softplus(push)

@@ -34,12 +34,15 @@ class View:
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
     row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
     column_norm: Tensor | None = None  # (t,) the columns', where s keeps them
+    target: Tensor | None = None  # (b, 1) the rows' similarities to their own class, where f_n asks for them
+    planes: Tensor | None = None  # (K, b, t) the similarities that a pool makes `s` of
 
     @property
     def nbytes(self) -> int:
         """What keeping it takes."""
         assert self.s is not None
-        return self.s.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+        similarities = self.s if self.planes is None else self.planes
+        return similarities.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
 
     def pair_norm(self, pairs: TilePairs) -> Tensor | None:
         """(b, K) the norms of the listed pairs."""
@@ -237,9 +240,9 @@ class GatheredRows:
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
-            v, slope, _ = self.spec.negative.slopes(s, out=view.store)
+            v, slope, _ = self.spec.negative.slopes(s, view.target, out=view.store)
         else:
-            v = self.spec.negative.value(s)
+            v = self.spec.negative.value(s, view.target)
         if view.log_weight is not None:
             v.add_(view.log_weight)
         if view.pairs is not None:

@@ -15,6 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from nearfar.losses.maps import Linear, Map
+from nearfar.losses.pools import Pool
 
 Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
 Gather = Literal["lse", "softmin", "sum", "mean", "max", "min"]
@@ -40,6 +41,8 @@ class LossSpec:
             Proxy-Anchor); or the pairs whose term is not zero, positives and negatives apart ("active").
         anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
         normalize: whether rows and columns are divided by their norms, so that s is a cosine; else the norm stays.
+        target: f_n depends on the row's similarity to its own class too, which is given besides, (N,).
+        pool: where K columns, one after the other, stand for a class: how their similarities become one.
     """
 
     positive: Map
@@ -53,6 +56,8 @@ class LossSpec:
     average: Average = "both"
     anchors: Literal["samples", "proxies"] = "samples"
     normalize: tuple[bool, bool] = (True, True)
+    pool: Pool | None = None
+    target: bool = False
 
 
 def over_negatives(

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from nearfar.losses.checks import check_choice
 from nearfar.losses.loss import Loss
-from nearfar.losses.rows import softplus
 from nearfar.losses.spec import StripSpec
 
 
@@ -18,14 +17,6 @@ def masked_logsumexp(v: Tensor, mask: Tensor) -> Tensor:
     some = mask.any(1, keepdim=True)
     inside = v.masked_fill(~mask, -math.inf).masked_fill(~some, 0)  # a row of -inf would give NaN slopes
     return torch.logsumexp(inside, 1).masked_fill(~some[:, 0], -math.inf)
-
-
-def softmax_margin(target: Tensor, other: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """log(1 + sum_n exp(other) sum_p exp(-target)): cross-entropy whose target logit carries a margin."""
-    # A row that lacks one side does not count; zero keeps -inf out of its gradient.
-    counts = positive.any(1) & negative.any(1)
-    p, n = masked_logsumexp(-target, positive), masked_logsumexp(other, negative)
-    return softplus(torch.where(counts, p, 0) + torch.where(counts, n, 0))
 
 
 class StripLoss(Loss):

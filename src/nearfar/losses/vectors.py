@@ -13,6 +13,7 @@ from torch import Tensor
 from nearfar.losses.weights import restored
 
 WHOLE = 2**22  # up to this many elements the prepared copy is made once
+WORK = 2**18  # elements of the vectors whose gradients are turned at a time: they stay in the cache
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:
@@ -55,21 +56,26 @@ class Vectors:
         whole: bool = False,
     ):
         self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
-        self.block_rows = max(1, 2**20 // max(1, raw.shape[1]))
-        self.norm: Tensor | None = None
+        self._norm: Tensor | None = None
         self._inverse: Tensor | None = None
+        self._known = 0  # the norms of so many vectors have been computed, each when it is first asked for
         self._whole: Tensor | None = None
+        if normalize or keep_norm:
+            self._norm = raw.new_empty(len(raw), dtype=dtype)
+            self._inverse = torch.empty_like(self._norm)
         if whole or raw.numel() <= WHOLE:
             self._whole = self._fetch(slice(0, len(raw)))
-        if normalize or keep_norm:
-            parts = [torch.linalg.vector_norm(self.block(part), dim=1) for part in self._parts()]
-            self.norm = torch.cat(parts) if parts else raw.new_zeros(0, dtype=dtype)
-            self._inverse = self.norm.reciprocal().nan_to_num_(posinf=0.0)
-        if self._whole is not None:
+            self._learn_norms(len(raw))
             self._whole = self._prepare(self._whole, self._inverse)
 
-    def _parts(self) -> Iterator[slice]:
-        return blocks(len(self.raw), len(self.raw) if self._whole is not None else self.block_rows)
+    def _learn_norms(self, stop: int) -> None:
+        """Of all vectors up to there. In step with the products, a vector is fetched from memory once for both."""
+        if self._norm is None or self._inverse is None or stop <= self._known:
+            return
+        part = slice(self._known, stop)
+        torch.linalg.vector_norm(self.block(part), dim=1, out=self._norm[part])
+        torch.reciprocal(self._norm[part], out=self._inverse[part]).nan_to_num_(posinf=0.0)
+        self._known = stop
 
     def _fetch(self, part: slice) -> Tensor:
         raw = self.raw[part] if self.order is None else self.raw.index_select(0, self.order[part])
@@ -81,34 +87,58 @@ class Vectors:
 
     def fold(self, part: slice) -> Tensor | None:
         """(b,) what each of these vectors is still to be multiplied by, wherever it takes part in a product."""
-        return self._inverse[part] if self._whole is None and self.normalize and self._inverse is not None else None
+        if self._whole is not None or not self.normalize:
+            return None
+        return self._inverse_norms(part)
+
+    def norms(self, part: slice) -> Tensor:
+        """(b,) the norms, if they are kept."""
+        assert self._norm is not None
+        self._learn_norms(part.stop)
+        return self._norm[part]
+
+    def _inverse_norms(self, part: slice) -> Tensor:
+        assert self._inverse is not None
+        self._learn_norms(part.stop)
+        return self._inverse[part]
+
+    def units(self, part: slice) -> Tensor:
+        """The vectors of a range of rows, divided by their norms whatever the loss compares."""
+        vectors = self.block(part)
+        return vectors if self._whole is not None and self.normalize else vectors * self._inverse_norms(part)[:, None]
 
     def take(self, index: Tensor) -> Tensor:
         """The prepared vectors of the rows listed, (b, D)."""
         if self._whole is not None:
             return self._whole[index]
+        self._learn_norms(len(self.raw))
         raw = self.raw[index if self.order is None else self.order[index]].to(self.dtype)
         return self._prepare(raw, self._inverse if self._inverse is None else self._inverse[index])
 
     def _prepare(self, raw: Tensor, inverse: Tensor | None) -> Tensor:
         return raw * inverse[:, None] if self.normalize and inverse is not None else raw
 
-    def gradient(self, by_prepared: Tensor, by_norm: Tensor | None) -> Tensor:
-        """From the gradient by the prepared vectors (n, D), used up, and by the kept norms (n,), that by the caller's
-        tensor.
+    def to_raw(self, part: slice, grad: Tensor, by_norm: Tensor | None) -> None:
+        """Turn the gradient by a range of prepared vectors (b, D), in place, into that by the caller's; `by_norm` (b,)
+        is the gradient by their kept norms.
         """
-        for part in self._parts():
-            grad, vectors, fold = by_prepared[part], self.block(part), self.fold(part)
+        height = max(1, WORK // max(1, grad.shape[1]))
+        work = grad.new_empty(min(height, len(grad)), grad.shape[1])
+        for inner in blocks(len(grad), height):
+            outer = slice(part.start + inner.start, part.start + inner.stop)
+            some, vectors, fold = grad[inner], self.block(outer), self.fold(outer)
             if self.normalize:
-                assert self._inverse is not None
-                radial = (grad * vectors).sum(1)
+                inverse = self._inverse_norms(outer)
+                radial = torch.mul(some, vectors, out=work[: len(some)]).sum(1)
                 if fold is not None:
                     radial = radial * fold * fold
-                grad.addcmul_(vectors, radial[:, None], value=-1).mul_(self._inverse[part, None])
+                some.addcmul_(vectors, radial[:, None], value=-1).mul_(inverse[:, None])
             if by_norm is not None:
-                assert self._inverse is not None
-                along = by_norm[part]
+                along = by_norm[inner]
                 if fold is not None or not self.normalize:
-                    along = along * self._inverse[part]
-                grad.addcmul_(vectors, along[:, None])
-        return restored(by_prepared, self.order).to(self.raw.dtype)
+                    along = along * self._inverse_norms(outer)
+                some.addcmul_(vectors, along[:, None])
+
+    def restored(self, grad: Tensor) -> Tensor:
+        """The gradient in the caller's order and precision."""
+        return restored(grad, self.order).to(self.raw.dtype)

@@ -31,6 +31,7 @@ class RowWeights:
         counted: (N,) whether the row's loss counts; it is zero otherwise.
         weight: (N,) the caller's weights.
         pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
+        of_columns: what a term of the columns alone counts: once in the mean, and in the sum once for every row.
         sides: factors of the positive and the negative term of a split loss, a tensor (N,) or a number each.
     """
 
@@ -48,8 +49,10 @@ class RowWeights:
         if average == "sides":
             present = has_positive.to(dtype)
             self.sides = (present * (len(present) / present.sum().clamp_min(1)), 1.0)
+        self.of_columns = self.weight.new_ones(()) if plan.reduction == "mean" else self.weight.sum()
         if upstream is not None:
             self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+            self.of_columns = self.pull.sum()
         elif plan.reduction == "mean":
             share = self.weight * self.counted
             if average == "pairs":
