@@ -1,5 +1,6 @@
 """The cases: how many rows, columns and dimensions, and the data."""
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -75,6 +76,12 @@ class Problem:
     embeddings: Tensor
     labels: Tensor
     weight: Tensor | None
+
+    @functools.cached_property
+    def view(self) -> Tensor:
+        """Another view (N, D) of the same samples, for losses of two towers; it takes gradients too."""
+        noise = torch.randn(self.embeddings.shape, generator=torch.Generator().manual_seed(1))
+        return (NORM * normalize(normalize(self.embeddings.detach()) + normalize(noise))).requires_grad_()
 
     def vectors(self, per_class: int) -> Tensor:
         """Class weights (C · per_class, D) for losses with several to a class, which come one after the other."""

@@ -30,8 +30,9 @@ def nearfar(setting: Setting, problem: Problem, plain: bool = False) -> Candidat
     loss = setting.make(problem.case, dense=plain)
     if loss.weight is not None:
         loss.weight.data = problem.vectors(loss.vectors_per_class)
+    other = problem.view if setting.info.level == "towers" else problem.labels
     parameters = [problem.embeddings, *loss.parameters()]
-    return training_step(lambda: loss(problem.embeddings, problem.labels), parameters, setting.note)
+    return training_step(lambda: loss(problem.embeddings, other), parameters, setting.note)
 
 
 def compiled(setting: Setting, problem: Problem) -> Candidate:

@@ -34,6 +34,13 @@ def _supcon(ours: Any, sizes: dict[str, int]) -> Any:
     return losses.SupConLoss(temperature=ours.temperature, reducer=reducers.MeanReducer())
 
 
+def _generalized_lifted(ours: Any, sizes: dict[str, int]) -> Any:
+    from pytorch_metric_learning import losses, reducers
+
+    margins = {"neg_margin": ours.neg_margin, "pos_margin": ours.pos_margin}
+    return losses.GeneralizedLiftedStructureLoss(**margins, reducer=reducers.MeanReducer())
+
+
 def _n_pairs(ours: Any, sizes: dict[str, int]) -> Any:
     from pytorch_metric_learning import distances, losses
 
@@ -115,16 +122,33 @@ _margin = _same("margin", "scale")
 # By label: what makes theirs, and a note.
 PML: dict[str, tuple[Peer, str]] = {
     "AMSoftmaxLoss": (_named("CosFaceLoss", _margin), "as CosFaceLoss"),
+    "AngularLoss": (
+        _named("AngularLoss", lambda o: {"alpha": math.degrees(o.alpha)}),
+        "differs: negatives keep their norms",
+    ),
     "ArcFaceLoss": (_named("ArcFaceLoss", lambda o: {"margin": math.degrees(o.margin), "scale": o.scale}), ""),
     "CircleLoss": (_circle, "mean over all rows"),
     "ContrastiveLoss": (_named("ContrastiveLoss", _same("pos_margin", "neg_margin")), ""),
     "CosFaceLoss": (_named("CosFaceLoss", _margin), ""),
+    "DynamicSoftMarginLoss": (
+        _named("DynamicSoftMarginLoss", _same("min_val", "num_bins", "momentum")),
+        "differs: the histogram has a gradient",
+    ),
     "FastAPLoss": (_named("FastAPLoss", _same("num_bins")), ""),
+    "GeneralizedLiftedStructureLoss": (_generalized_lifted, "mean over all rows"),
+    "HistogramLoss": (_named("HistogramLoss", _same("n_bins")), ""),
+    "InstanceLoss": (
+        _named("InstanceLoss", _same("gamma")),
+        "differs: compares samples with samples, no class weights",
+    ),
+    "IntraPairVarianceLoss": (_named("IntraPairVarianceLoss", _same("pos_eps", "neg_eps")), ""),
     "LargeMarginSoftmaxLoss": (_named("LargeMarginSoftmaxLoss", _margin), ""),
+    "LiftedStructureLoss": (_named("LiftedStructureLoss", _same("neg_margin", "pos_margin")), ""),
     "MarginLoss": (_named("MarginLoss", _same("margin")), "differs: pairs are counted once for every triplet"),
     "MultiSimilarityLoss": (_multi_similarity, "with MultiSimilarityMiner"),
     "MultiSimilarityLoss, no mining": (_multi_similarity, ""),
-    "NPairsLoss": (_n_pairs, "differs: one pair per class, a sixteenth of the similarities"),
+    "NCALoss": (_named("NCALoss", _same("softmax_scale")), ""),
+    "NPairsLoss": (_n_pairs, "one pair per class"),
     "NTXentLoss": (_named("NTXentLoss", _same("temperature")), ""),
     "NormFaceLoss": (_named("NormalizedSoftmaxLoss", lambda o: {"temperature": 1 / o.scale}), "as NormalizedSoftmax"),
     "NormalizedSoftmaxLoss": (_named("NormalizedSoftmaxLoss", _same("temperature")), ""),
@@ -133,6 +157,10 @@ PML: dict[str, tuple[Peer, str]] = {
     "ProxyAnchorLoss": (_named("ProxyAnchorLoss", _same("margin", "alpha")), ""),
     "ProxyNCALoss": (_named("ProxyNCALoss", _same("softmax_scale")), ""),
     "RankedListLoss": (_named("RankedListLoss", _same("margin", "Tn", "imbalance", "alpha", "Tp")), ""),
+    "SignalToNoiseRatioContrastiveLoss": (
+        _named("SignalToNoiseRatioContrastiveLoss", _same("pos_margin", "neg_margin")),
+        "",
+    ),
     "SmoothAPLoss": (
         _named("SmoothAPLoss", _same("temperature")),
         "differs: a sample is its own positive, and its groups are the classes only of K × K batches",
@@ -141,9 +169,21 @@ PML: dict[str, tuple[Peer, str]] = {
     "SphereFaceLoss": (_named("SphereFaceLoss", _margin), ""),
     "SubCenterArcFaceLoss": (_sub_center, ""),
     "SupConLoss": (_supcon, "mean over all rows"),
+    "ThresholdConsistentMarginLoss": (
+        _named("ThresholdConsistentMarginLoss", _same("lambda_plus", "lambda_minus", "margin_plus", "margin_minus")),
+        "",
+    ),
     "TripletMarginLoss": (_triplet, "BatchHardMiner, mean over all rows"),
     "TripletMarginLoss, all triplets": (_triplet, ""),
     "TripletMarginLoss, semi-hard": (_triplet, "TripletMarginMiner"),
+    "TupletMarginLoss": (
+        _named("TupletMarginLoss", lambda o: {"margin": math.degrees(o.margin), "scale": o.scale}),
+        "",
+    ),
+    "VICRegLoss": (
+        _named("VICRegLoss", _same("invariance_lambda", "variance_mu", "covariance_v", "eps")),
+        "",
+    ),
 }
 
 
@@ -158,9 +198,10 @@ def pml(setting: Setting, problem: Problem) -> Candidate:
     for name, weight in loss.named_parameters():  # they have (D, C) but for proxies
         vectors = problem.vectors(ours.vectors_per_class)
         weight.data = vectors if name == "proxies" else vectors.t().contiguous()
-    return training_step(
-        lambda: loss(problem.embeddings, problem.labels), [problem.embeddings, *loss.parameters()], note
-    )
+    parameters = [problem.embeddings, *loss.parameters()]
+    if setting.info.level == "towers":
+        return training_step(lambda: loss(problem.embeddings, ref_emb=problem.view), parameters, note)
+    return training_step(lambda: loss(problem.embeddings, problem.labels), parameters, note)
 
 
 def _unit(t: Tensor) -> Tensor:

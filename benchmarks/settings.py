@@ -10,13 +10,14 @@ from nearfar.losses import Loss, LossInfo, list_losses
 ALIKE: dict[str, tuple[dict[str, Any], str]] = {
     "ContrastiveLoss": ({"power": 1}, "hinges not squared"),
     "LargeMarginSoftmaxLoss": ({"base": 0.0, "lambda_min": 0.0}, "no annealing"),
-    "NPairsLoss": ({"l2_weight": 0.0}, "no norm penalty"),
+    "NPairsLoss": ({"l2_weight": 0.0, "pairs": "one_per_class"}, "one pair per class, no norm penalty"),
     "SphereFaceLoss": ({"base": 0.0, "lambda_min": 0.0}, "no annealing"),
     "TripletMarginLoss": ({"mining": "batch_hard"}, "batch-hard"),
 }
 # Further settings of a loss, under a label of their own.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "MultiSimilarityLoss, no mining": ("MultiSimilarityLoss", {"epsilon": None}),
+    "NPairsLoss, all pairs": ("NPairsLoss", {"l2_weight": 0.0}),
     "TripletMarginLoss, all triplets": ("TripletMarginLoss", {"mining": "all"}),
     "TripletMarginLoss, semi-hard": ("TripletMarginLoss", {"mining": "semihard"}),
 }
@@ -32,7 +33,7 @@ class Setting:
     note: str = ""
 
     def fits(self, case: Case) -> bool:
-        level = "pair" if self.info.level == "pair" else "class"
+        level = "pair" if self.info.level in ("pair", "towers") else "class"
         return self.info.level == "pair or class" or level == case.level
 
     def make(self, case: Case, **options: Any) -> Loss:

@@ -818,3 +818,26 @@ def test_proxy_anchor_sample_weight_multiplies_the_exponentials() -> None:
     kept = torch.tensor([0, 1, 1, 2, 4, 5])  # sample 3, the only one of its class, is gone: |P⁺| = 3
     agree((X, W), lambda x, w: evaluate(loss, x[kept], w, LABELS[kept]), weighted)
     assert differs(weighted(X, W), evaluate(loss, X, W, LABELS))
+
+
+def test_n_pairs_of_the_paper() -> None:
+    """One anchor and one positive per class are the first two samples; nothing else of the batch takes part."""
+    x = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([3, 1, 1, 3, 0, 7, 1, 3, 7])
+    weight = torch.rand(9, dtype=torch.float64)
+    anchors, positives = [0, 1, 5], [3, 2, 8]  # class 0 has one sample
+    for reduction in ("mean", "sum", "none"):
+        loss = losses.NPairsLoss(pairs="one_per_class", l2_weight=0.0, reduction=reduction)
+        value = loss(x, labels, sample_weight=weight)
+        z = x[anchors] @ x[positives].t()
+        rows = weight[anchors] * torch.nn.functional.cross_entropy(z, torch.arange(3), reduction="none")
+        expected = {"sum": rows.sum(), "mean": rows.sum() / weight[anchors].sum()}.get(reduction)
+        if expected is None:
+            expected = torch.zeros(9, dtype=torch.float64).index_add(0, torch.tensor(anchors), rows)
+        torch.testing.assert_close(value, expected)
+        upstream = torch.ones_like(value)
+        torch.testing.assert_close(
+            torch.autograd.grad(value, x, upstream)[0], torch.autograd.grad(expected, x, upstream, retain_graph=True)[0]
+        )
+    with pytest.raises(ValueError, match="takes class ids"):
+        losses.NPairsLoss(pairs="one_per_class")(x, labels, ref_emb=x, ref_labels=labels)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar.losses.checks import check_choice, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import Distance, Hinge, Linear, SelfPaced
-from nearfar.losses.pairs import Pairs
+from nearfar.losses.pairs import ClassPairs, Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec
 from nearfar.losses.vectors import unit
@@ -171,25 +171,48 @@ class NPairsLoss(Loss):
 
         l = mean_p log(1 + sum_n exp(x.x_n - x.x_p)) + l2_weight |x|^2
 
-    of vectors that are not normalised, averaged over positive pairs. All samples of other classes are negatives; for
-    the paper's form, one anchor and one positive per class, give the anchors as `embeddings` and the positives as
-    `ref_emb`.
+    of vectors that are not normalised, averaged over positive pairs. All samples of other classes are negatives. In the
+    paper's form, `pairs="one_per_class"`, the first sample of every class in the batch is an anchor, the second its
+    positive, and the positives of the other classes are the negatives; the rest of the batch is not looked at.
 
     Args:
+        pairs: "all" or "one_per_class".
         l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its
             code).
 
     References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
     """
 
-    def __init__(self, *, l2_weight: float = 0.005, **options: Any):
+    def __init__(self, *, pairs: Literal["all", "one_per_class"] = "all", l2_weight: float = 0.005, **options: Any):
         super().__init__(**options)
-        self.l2_weight = l2_weight
+        check_choice("pairs", pairs, ("all", "one_per_class"))
+        self.pairs, self.l2_weight = pairs, l2_weight
 
     def spec(self) -> LossSpec:
         return LossSpec(
             positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
         )
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        if self.pairs == "all":
+            return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+        if not isinstance(pairs, ClassPairs) or not pairs.same or pairs.row_order is None:
+            raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
+        # Sorted by class, the samples of one are neighbours.
+        first = (pairs.start == torch.arange(len(pairs.start), device=pairs.start.device)) & (pairs.positives > 0)
+        first = first.nonzero()[:, 0]
+        anchors, positives = pairs.row_order[first], pairs.row_order[first + 1]
+        weight = None if sample_weight is None else sample_weight[anchors]
+        own = ClassPairs.to_classes(torch.arange(len(first), device=first.device), len(first))
+        loss = super().over_pairs(own, embeddings[anchors], embeddings[positives], None, weight)
+        return loss.new_zeros(len(embeddings)).index_add(0, anchors, loss) if self.reduction == "none" else loss
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return (
