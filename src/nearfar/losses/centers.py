@@ -175,6 +175,10 @@ class CenterLoss(Loss):
         torch.nn.init.xavier_uniform_(self.centers)
 
     @property
+    def class_level(self) -> bool:
+        return True
+
+    @property
     def proxies_are_rows(self) -> bool:
         return False
 

@@ -146,6 +146,8 @@ class _Run:
     def __init__(self, plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None):
         rows, columns, bias, *parameters = tensors
         assert rows is not None
+        if rows.device.type == "cpu":
+            _keep_freed_memory()
         self.plan, self.spec, self.pairs, self.needs = plan, plan.spec, plan.pairs, needs
         dtype = torch.promote_types(
             rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
@@ -420,6 +422,13 @@ class _Run:
             assert isinstance(result, Tensor)
             losses = result
         return torch.where(self.weights.counted[rows], losses, 0)
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep the memory that tiles free for the next: glibc hands back what is larger than any mapped
+    block freed so far, and fresh pages for every temporary would cost more than the passes over it.
+    """
+    torch.empty(2**24, dtype=torch.uint8)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:

@@ -197,6 +197,9 @@ class P2SGradLoss(Loss):
 
         l = 1/C sum_c (s_c - [c == y])^2
 
+    A state_dict of pytorch-metric-learning, whose weight is (dimension, classes), is turned when it is loaded, unless
+    both numbers are the same: turn that yourself.
+
     Args:
         num_classes, embedding_size: shape of the class weights.
 

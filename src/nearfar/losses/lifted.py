@@ -11,6 +11,7 @@ from nearfar.losses.maps import Distance, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, over_negatives
+from nearfar.losses.tuples import TuplePairs
 from nearfar.losses.weights import ordered
 from nearfar.losses.whole import WholeBatchLoss, in_order, positive_pairs
 
@@ -94,7 +95,8 @@ class LiftedStructureLoss(WholeBatchLoss):
         )
         push, (x, _) = ordered(push, pairs.row_order), in_order(pairs, embeddings, None)
         total, number = self.zero(x), 0
-        for i, j in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=True):
+        once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
+        for i, j in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=once):
             some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
             i, j = i[some], j[some]
             # Computed again for the gradient: the vectors of all positive pairs would not be bounded.

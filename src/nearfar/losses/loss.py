@@ -3,6 +3,8 @@ the engine.
 """
 
 import functools
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,15 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses import dense, engine, inputs
+from nearfar.losses import dense, engine, inputs, migration, tuples
 from nearfar.losses.engine import Plan
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.spec import Average, LossSpec, StripSpec
+from nearfar.losses.tuples import IndicesTuple, TuplePairs
 
 if TYPE_CHECKING:
     from nearfar.losses.wrappers import SumLoss
 
 Reduction = Literal["mean", "sum", "none"]
+INSIDE = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
+
+
+def _calls_to_the_user() -> int:
+    """How many calls it is from where this is called to whoever called the loss: a warning's stacklevel."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -139,9 +151,10 @@ class Loss(Summand):
         self,
         embeddings: Tensor,
         labels: Tensor | None = None,
-        *,
+        indices_tuple: IndicesTuple | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        *,
         positives: Tensor | None = None,
         negatives: Tensor | None = None,
         sample_weight: Tensor | None = None,
@@ -150,6 +163,11 @@ class Loss(Summand):
         Args:
             embeddings: (N, D).
             labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
+            indices_tuple: what a miner found, triplets (anchors, positives, negatives) or pairs (anchors, positives,
+                anchors, negatives), each a tensor of indices; the second ones are into `ref_emb`, if that is given.
+                Pair-level losses take these pairs instead of those that the labels make, each once however often it
+                is listed (`TripletMarginLoss`: exactly these triplets). Class-level losses weigh the samples by how
+                often each is listed, relative to the most listed one.
             ref_emb, ref_labels: another set of columns to compare with, for pair-level losses.
             positives, negatives: instead of labels, boolean masks (N, columns); the pairs in neither are ignored.
                 Without `negatives`, all others are.
@@ -159,13 +177,15 @@ class Loss(Summand):
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(embeddings))
+        if indices_tuple is not None and self.class_level:
+            sample_weight = self._mined_weight(indices_tuple, embeddings, sample_weight)
         if self.proxies_are_rows and sample_weight is not None:
             # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
             # of.
             there = sample_weight > 0
             embeddings, sample_weight = embeddings[there], sample_weight[there]
             labels, positives, negatives = (t if t is None else t[there] for t in (labels, positives, negatives))
-        pairs = self._pairs(embeddings, labels, ref_emb, ref_labels, positives, negatives)
+        pairs = self._pairs(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives)
         training = self.training and torch.is_grad_enabled()
         if training:
             with torch.no_grad():
@@ -174,6 +194,11 @@ class Loss(Summand):
         if training:
             self.after_step()
         return self._with_penalty(loss, embeddings, labels, sample_weight)
+
+    @property
+    def class_level(self) -> bool:
+        """Whether samples are compared with vectors of the classes, and not with each other."""
+        return self.weight is not None
 
     @property
     def proxies_are_rows(self) -> bool:
@@ -241,17 +266,31 @@ class Loss(Summand):
         given = [t for t in tensors if t is not None]
         return sum((t[:0].sum() for t in given), given[0].new_zeros(shape))
 
+    def listed_pairs(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool) -> TuplePairs:
+        """What a loss of samples takes from an `indices_tuple`."""
+        return TuplePairs(indices, rows, columns, same)
+
+    @staticmethod
+    def _mined_weight(indices_tuple: IndicesTuple, embeddings: Tensor, sample_weight: Tensor | None) -> Tensor | None:
+        n = len(embeddings)
+        weight = tuples.sample_weights(tuples.checked(indices_tuple, n, n, embeddings.device), n)
+        return sample_weight if weight is None else weight if sample_weight is None else sample_weight * weight
+
     def _pairs(
         self,
         embeddings: Tensor,
         labels: Tensor | None,
+        indices_tuple: IndicesTuple | None,
         ref_emb: Tensor | None,
         ref_labels: Tensor | None,
         positives: Tensor | None,
         negatives: Tensor | None,
     ) -> Pairs:
         n = len(embeddings)
-        if (labels is None) == (positives is None):
+        mined = indices_tuple is not None and not self.class_level
+        if mined and positives is not None:
+            raise ValueError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
+        if (labels is None) == (positives is None) and not mined:
             raise ValueError("give either labels, or positives= (and negatives=) as boolean masks")
         if self.weight is not None and ref_emb is not None:
             raise ValueError(
@@ -269,8 +308,14 @@ class Loss(Summand):
             return inputs.mask_pairs(positives, negatives, same, transpose=self.proxies_are_rows)
         if negatives is not None:
             raise ValueError("negatives= goes with positives=, instead of labels")
+        if labels is not None:
+            inputs.check_labels(labels, n)
+        if mined:
+            assert indices_tuple is not None
+            columns = n if ref_emb is None else len(ref_emb)
+            indices = tuples.checked(indices_tuple, n, columns, embeddings.device)
+            return self.listed_pairs(indices, n, columns, same=ref_emb is None)
         assert labels is not None
-        inputs.check_labels(labels, n)
         if self.weight is not None:
             return inputs.class_pairs(labels, len(self.weight) // self.vectors_per_class, self.proxies_are_rows)
         if (ref_emb is None) != (ref_labels is None):
@@ -290,6 +335,8 @@ class Loss(Summand):
             counts, needed = has_positive | has_negative, "any pair"
         if bool(counts.any()):
             return True
+        if isinstance(pairs, TuplePairs):  # miners may well find nothing
+            return False
         if not bool(has_positive.any()):
             why = "no two samples share a label: draw several samples of each class, as an m-per-class sampler does"
         else:
@@ -297,7 +344,7 @@ class Loss(Summand):
         warnings.warn(
             f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, "
             f"so the loss and its gradient are zero; {why}.",
-            stacklevel=7,  # past over_pairs, forward and torch's module call
+            stacklevel=_calls_to_the_user(),
         )
         return False
 
@@ -311,3 +358,18 @@ class Loss(Summand):
         if self.reduction == "mean":
             return loss + (weight * penalty).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
         return loss + (weight * penalty if self.reduction == "none" else (weight * penalty).sum())
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        migration.adopt_loss(self, state_dict, prefix, error_msgs)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )

@@ -45,8 +45,9 @@ class Linear:
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        value = torch.mul(s, self.scale, out=out)
-        return value.add_(self.offset) if self.offset else value
+        if self.offset == 0:
+            return torch.mul(s, self.scale, out=out)
+        return torch.add(_number(self.offset, s), s, alpha=self.scale, out=out)  # one pass, not two
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         return self.value(s, out=out), self.scale, None
@@ -66,16 +67,27 @@ class SelfPaced:
     positive: bool
     uses_norm: ClassVar[bool] = False
 
-    def _pace(self, s: Tensor) -> Tensor:
-        beyond = s - self.optimum
-        return (beyond.clamp_max_(0) if self.positive else beyond.clamp_min_(0)).mul_(self.gamma)
-
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return self._pace(s).mul_(s - self.margin)
+        return self._square(self._bounded(s), out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        pace = self._pace(s)
-        return torch.sub(s, self.margin, out=out).mul_(pace), pace, None
+        bounded = self._bounded(s)
+        value = self._square(bounded, out)
+        return value, torch.add(_number(-self.gamma * self.optimum, s), bounded, alpha=self.gamma, out=bounded), None
+
+    def _bounded(self, s: Tensor) -> Tensor:
+        """r, the similarity on this side of its optimum: both kinds are gamma (r - optimum) (r - margin)."""
+        return s.clamp_max(self.optimum) if self.positive else s.clamp_min(self.optimum)
+
+    def _square(self, r: Tensor, out: Tensor | None) -> Tensor:
+        """gamma ((r - middle)^2 - half^2), which takes a pass less; the middle is 0 for m alone among negatives."""
+        middle, half = (self.optimum + self.margin) / 2, (self.optimum - self.margin) / 2
+        centred = r - middle if middle else r
+        return torch.addcmul(_number(-self.gamma * half * half, r), centred, centred, value=self.gamma, out=out)
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def sine(cosine: Tensor) -> Tensor:

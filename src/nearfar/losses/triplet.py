@@ -1,5 +1,6 @@
 """Triplets, and pairs about a learned boundary."""
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -10,10 +11,11 @@ from nearfar.losses.checks import check_choice
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import Distance, through
 from nearfar.losses.pair import DISTANCES, DistanceKind
-from nearfar.losses.pairs import table_of
+from nearfar.losses.pairs import Pairs, table_of
 from nearfar.losses.registry import register
 from nearfar.losses.rows import softplus
 from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.tuples import Triplets, TuplePairs
 
 MININGS = ("batch_hard", "easy_positive", "all", "semihard")
 
@@ -31,7 +33,8 @@ class TripletMarginLoss(Loss):
     "batch_hard": the furthest positive and the nearest negative of every anchor; "easy_positive": the nearest positive
     and the nearest negative. Both average over all anchors. "all": every triplet; "semihard": those with
     d_p < d_n < d_p + margin. Both average over the triplets whose loss is not zero. d is a distance of normalised
-    vectors.
+    vectors. Triplets given as `indices_tuple` are taken as they are, and averaged like "all"; among pairs given so, the
+    mining goes on.
 
     Args:
         margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is
@@ -67,6 +70,40 @@ class TripletMarginLoss(Loss):
             gather=("max" if self.mining == "batch_hard" else "min", "max"),
             act="softplus" if self.smooth_loss else "relu",
         )
+
+    def listed_pairs(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool) -> TuplePairs:
+        if len(indices) == 4:
+            return super().listed_pairs(indices, rows, columns, same)
+        return Triplets(indices[0], indices[1], indices[2], rows, columns)
+
+    def over_pairs(
+        self,
+        pairs: Pairs,
+        embeddings: Tensor,
+        ref_emb: Tensor | None,
+        labels: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        if not isinstance(pairs, Triplets):
+            return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+        n = len(embeddings)
+        if not len(pairs):
+            return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
+        spec = StripSpec(functools.partial(self._listed_triplets, pairs), average="active")
+        number = torch.arange(n, device=embeddings.device)
+        return self.evaluate(spec, pairs, embeddings, ref_emb, None, number, row_weight=sample_weight)
+
+    def _listed_triplets(
+        self, triplets: Triplets, s: Tensor, positive: Tensor, negative: Tensor, number: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The sum and the number of the active triplets of the anchors `number` (b,), which follow each other."""
+        first = int(number[0])
+        row, p, n = triplets.of_rows(first, first + len(s))
+        distance = through(Distance(self.distance), s)
+        over = distance[row, p] - distance[row, n] + self.margin
+        losses = softplus(over) if self.smooth_loss else torch.relu(over)
+        zeros = torch.zeros_like(s[:, 0])
+        return zeros.index_add(0, row, losses), zeros.index_add(0, row, (losses > 0).to(s.dtype))
 
     def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         """The sum and the number of the active triplets, without forming them.

@@ -7,7 +7,7 @@ Shapes: N samples, D dimensions, M columns (what the queue holds).
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nearfar.losses import inputs
+from nearfar.losses import inputs, migration, tuples
 from nearfar.losses.loss import Loss, Summand
+from nearfar.losses.tuples import IndicesTuple
 
 
 class SumLoss(Summand):
@@ -78,6 +79,10 @@ class SumLoss(Summand):
             raise ValueError(f"the parts of the sum have different shapes, {shapes}: give them one reduction")
         return _weighted_sum(parts.values(), self.weights.values())
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        migration.adopt_sum(list(self.losses), state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         return f"weights={self.weights}"
 
@@ -120,7 +125,13 @@ class MatryoshkaLoss(Summand):
         self.weights = dict(zip(dims, _checked_weights(weights, len(dims), "dims"), strict=True))
 
     def parts(
-        self, embeddings: Tensor, labels: Tensor | None = None, *, ref_emb: Tensor | None = None, **kwargs: Any
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: IndicesTuple | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> dict[int, Tensor]:
         """The loss of every d, without its weight; differentiable, so it can stand for the call of the loss."""
         class_weights = _class_weights(self.loss)
@@ -135,20 +146,26 @@ class MatryoshkaLoss(Summand):
             replaced: dict[str, Tensor] = {name: weight[:, :dim] for name, weight in class_weights.items()}
             if dim != dims[-1]:  # every d sees the loss's state as it is, and the last one changes it
                 replaced |= {name: buffer.clone() for name, buffer in self.loss.named_buffers()}
-            references = {} if ref_emb is None else {"ref_emb": ref_emb[:, :dim]}
-            parts[dim] = functional_call(self.loss, replaced, (embeddings[:, :dim], labels), kwargs | references)
+            cut = embeddings[:, :dim], labels, indices_tuple, None if ref_emb is None else ref_emb[:, :dim], ref_labels
+            parts[dim] = functional_call(self.loss, replaced, cut, kwargs)
         return parts
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor | None = None, *, ref_emb: Tensor | None = None, **kwargs: Any
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: IndicesTuple | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> Tensor:
         """
         Args:
             embeddings: (N, D).
-            labels, kwargs: what the loss takes besides.
             ref_emb: (M, D), cut short like the embeddings.
+            labels, indices_tuple, ref_labels, kwargs: what the loss takes besides.
         """
-        parts = self.parts(embeddings, labels, ref_emb=ref_emb, **kwargs)
+        parts = self.parts(embeddings, labels, indices_tuple, ref_emb, ref_labels, **kwargs)
         return _weighted_sum(parts.values(), self.weights.values())
 
     def extra_repr(self) -> str:
@@ -174,6 +191,9 @@ class CrossBatchMemory(Summand):
         loss: a pair-level loss, or a wrapper or sum of them.
         embedding_size: D.
         memory_size: how many embeddings the queue holds, at least a batch.
+        miner: `miner(embeddings, labels, memory, memory_labels)` says which pairs or triplets count, as an
+            `indices_tuple` of the batch and the queue; without it, all pairs do. What has a sample for the positive of
+            its own copy is left out.
 
     Example:
         >>> import torch
@@ -191,12 +211,18 @@ class CrossBatchMemory(Summand):
     label_memory: Tensor  # (memory_size,)
     num_enqueued: Tensor  # how many have ever entered; modulo memory_size, the slot that the next one takes
 
-    def __init__(self, loss: nn.Module, embedding_size: int, memory_size: int = 1024):
+    def __init__(
+        self,
+        loss: nn.Module,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple] | None = None,
+    ):
         super().__init__()
         if embedding_size < 1 or memory_size < 1:
             raise ValueError(f"embedding_size and memory_size must be positive, not {embedding_size} and {memory_size}")
         _check_pair_level(loss, "CrossBatchMemory")
-        self.loss = loss
+        self.loss, self.miner = loss, miner
         self.embedding_size, self.memory_size = embedding_size, memory_size
         self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
         self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.long))
@@ -220,19 +246,27 @@ class CrossBatchMemory(Summand):
         self,
         embeddings: Tensor,
         labels: Tensor,
-        *,
+        indices_tuple: IndicesTuple | None = None,
         enqueue_mask: Tensor | None = None,
+        *,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
         """
         Args:
             embeddings: (N, D).
             labels: class ids (N,).
+            indices_tuple: pairs or triplets of the batch, which count besides those that the `miner` finds, the second
+                samples as their copies in the queue. Without a miner, they are among those that count anyway.
             enqueue_mask: (N,) boolean: these samples enter the queue, and only the others are compared with it (as
                 MoCo has keys and queries). Without it, all do both.
             sample_weight: (N,), of the samples in the mean.
         """
         self._check(embeddings, labels)
+        given = None
+        if indices_tuple is not None:
+            if enqueue_mask is not None:
+                raise ValueError("indices_tuple is of a batch that enters the queue as a whole: not with enqueue_mask")
+            given = tuples.checked(indices_tuple, len(labels), len(labels), embeddings.device)
         entering, entering_labels = embeddings.detach().to(self.embedding_memory.dtype), labels.long()
         if enqueue_mask is not None:
             if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != labels.shape:
@@ -251,13 +285,24 @@ class CrossBatchMemory(Summand):
         else:
             memory = self.embedding_memory[:filled].index_copy(0, slots, entering)
             memory_labels = self.label_memory[:filled].index_copy(0, slots, entering_labels)
-        if enqueue_mask is not None or not len(labels):  # no row has a copy of itself in the queue
+        copies = None if enqueue_mask is not None else slots
+        pairs: dict[str, Any]
+        if self.miner is not None:
+            with torch.no_grad():
+                found = self.miner(embeddings, labels, memory, memory_labels)
+            found = tuples.checked(found, len(labels), filled, embeddings.device)
+            pairs = {"labels": labels, "indices_tuple": _with_copies(found, given, copies)}
+        elif copies is None or not len(labels):  # no row has a copy of itself in the queue
             pairs = {"labels": labels, "ref_labels": memory_labels}
         else:
             alike = labels[:, None] == memory_labels
-            pairs = {"positives": alike.scatter(1, slots[:, None], False), "negatives": ~alike}
+            pairs = {"positives": alike.scatter(1, copies[:, None], False), "negatives": ~alike}
         value: Tensor = self.loss(embeddings, **pairs, ref_emb=memory, sample_weight=sample_weight)
         return value
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        migration.adopt_memory(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _check(self, embeddings: Tensor, labels: Tensor) -> None:
         finite = any(isinstance(module, Loss) and module.check_finite for module in self.loss.modules())
@@ -276,6 +321,26 @@ class CrossBatchMemory(Summand):
 
     def extra_repr(self) -> str:
         return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}"
+
+
+def _with_copies(
+    found: tuple[Tensor, ...], given: tuple[Tensor, ...] | None, copies: Tensor | None
+) -> tuple[Tensor, ...]:
+    """What a miner found in the queue, without the samples' own copies (N,) as their positives; and what is given of
+    the batch, at these copies.
+    """
+    if copies is not None:
+        anchors, positives = found[:2]
+        other = positives != copies[anchors]
+        whole = 3 if len(found) == 3 else 2  # of a triplet nothing is left, of pairs the negatives are
+        found = tuple(part[other] for part in found[:whole]) + found[whole:]
+        if given is not None:
+            if len(given) != len(found):
+                raise ValueError("miner= and indices_tuple must both be triplets, or both pairs")
+            names = tuples.NAMES[len(given)]
+            given = tuple(part if name == "anchors" else copies[part] for part, name in zip(given, names, strict=True))
+            found = tuple(torch.cat(parts) for parts in zip(found, given, strict=True))
+    return found
 
 
 class SelfSupervisedLoss(Summand):
