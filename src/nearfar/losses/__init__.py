@@ -7,7 +7,7 @@
                              ▼
                          engine.py ──► vectors.py, rows.py  tiles of similarities, row statistics, gradients
 
-    pair.py, softmax.py, proxy.py    the losses
+    pair.py, softmax.py, proxy.py …  the losses
     strip.py                         a loss of your own
     wrappers.py                      losses of losses: a memory, nested dimensions, two views, weighted sums
     dense.py                         the same specs the plain way: the reference
