@@ -137,10 +137,6 @@ PML: dict[str, tuple[Peer, str]] = {
     "FastAPLoss": (_named("FastAPLoss", _same("num_bins")), ""),
     "GeneralizedLiftedStructureLoss": (_generalized_lifted, "mean over all rows"),
     "HistogramLoss": (_named("HistogramLoss", _same("n_bins")), ""),
-    "InstanceLoss": (
-        _named("InstanceLoss", _same("gamma")),
-        "differs: compares samples with samples, no class weights",
-    ),
     "IntraPairVarianceLoss": (_named("IntraPairVarianceLoss", _same("pos_eps", "neg_eps")), ""),
     "LargeMarginSoftmaxLoss": (_named("LargeMarginSoftmaxLoss", _margin), ""),
     "LiftedStructureLoss": (_named("LiftedStructureLoss", _same("neg_margin", "pos_margin")), ""),

@@ -1,6 +1,7 @@
 """Losses of angles between samples."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.checks import check_angle, check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import Loss, Reduction
 from nearfar.losses.maps import AngularSlack, Linear
 from nearfar.losses.pair import NTXentLoss
 from nearfar.losses.pairs import ClassPairs, Pairs
@@ -98,16 +99,14 @@ class AngularLoss(Loss):
         n = len(embeddings)
         if not self.any_row_counts(pairs, spec.average):
             return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
-        sums = self._sums(pairs, embeddings, ref_emb)
+        x, y = in_order(pairs, embeddings, ref_emb)
         number = pairs.positives * (pairs.negatives > 0)
-        weight = sums.new_ones(n) if sample_weight is None else sample_weight.to(sums.dtype)
-        weight = ordered(weight, pairs.row_order)
-        if self.reduction == "mean":
-            total = (weight * number).sum()
-            loss = (weight * sums).sum() * torch.where(total > 0, 1 / total, 0)
-        else:
-            loss = weight * sums / number.clamp_min(1)
-            loss = loss.sum() if self.reduction == "sum" else restored(loss, pairs.row_order)
+        weight = x.new_ones(n) if sample_weight is None else sample_weight.to(x.dtype)
+        weight = ordered(weight, pairs.row_order) * (number > 0)
+        # What a term counts in its row's loss, or in the mean.
+        total = (weight * number).sum()
+        share = torch.where(total > 0, weight / total, 0) if self.reduction == "mean" else weight / number.clamp_min(1)
+        loss = self._of_rows(pairs, x, y, share) if self.reduction == "none" else self._sum(pairs, x, y, share)
         if self.npair_weight:
             loss = loss + self.npair_weight * self.evaluate(spec, pairs, embeddings, ref_emb, row_weight=sample_weight)
         return loss
@@ -115,28 +114,41 @@ class AngularLoss(Loss):
     def _npair_spec(self) -> LossSpec:
         return NTXentLoss(temperature=1.0).spec()
 
-    def _sums(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None) -> Tensor:
-        """The terms of every row's positive pairs, added up, (N,) in the order of the pairs."""
-        x, y = in_order(pairs, embeddings, ref_emb)
-        # Where i and p have the same negatives, their pair is the same from both ends.
+    def _pairs_of(self, pairs: Pairs, dimension: int) -> tuple[bool, Iterator[tuple[Tensor, Tensor]]]:
+        """The positive pairs, and whether each stands for both its ends, as where i and p have the same negatives."""
         mirrored = isinstance(pairs, ClassPairs) and pairs.same
-        sums = x.new_zeros(len(x))
-        for i, p in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=mirrored):
-            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
-            terms = checkpoint(self._terms, pairs, x, y, i, p, use_reentrant=False)
-            terms = torch.where(pairs.negatives[i] > 0, terms, 0)
-            sums = sums.index_add(0, i, terms)
-            if mirrored:
-                sums = sums.index_add(0, p, terms)
-        return sums
+        return mirrored, positive_pairs(pairs, LISTED // dimension, above_diagonal=mirrored)
 
-    def _terms(self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor) -> Tensor:
-        """log(1 + sum_n exp(...)) of the pairs listed (P,): the rows are their sums, lengthened by what is the same for
-        all negatives, which a column of ones adds.
+    def _sum(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        mirrored, listed = self._pairs_of(pairs, x.shape[1])
+        one_part = int(pairs.positives.sum()) * x.shape[1] <= LISTED
+        loss = self.zero(x, y)
+        for i, p in listed:
+            weight = share[i] + share[p] if mirrored else share[i]
+            if one_part:
+                loss = loss + self._terms(pairs, x, y, i, p, "sum", weight)
+            else:  # computed again for the gradient: the vectors of all positive pairs would not be bounded
+                loss = loss + checkpoint(self._terms, pairs, x, y, i, p, "sum", weight, use_reentrant=False)
+        return loss
+
+    def _of_rows(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        mirrored, listed = self._pairs_of(pairs, x.shape[1])
+        rows = x.new_zeros(len(x))
+        for i, p in listed:
+            terms = checkpoint(self._terms, pairs, x, y, i, p, "none", None, use_reentrant=False)
+            for end in (i, p) if mirrored else (i,):
+                rows = rows.index_add(0, end, torch.where(share[end] > 0, terms * share[end], 0))
+        return restored(rows, pairs.row_order)
+
+    def _terms(
+        self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor, reduction: Reduction, weight: Tensor | None
+    ) -> Tensor:
+        """log(1 + sum_n exp(...)) of the pairs listed (P,), or their weighted sum. The rows are the pairs' sums, lengthened
+        by what is the same for all negatives, which a column of ones adds.
         """
         tan2 = math.tan(self.alpha) ** 2
         pull = -2 * (1 + tan2) * (x[i] * y[p]).sum(1, keepdim=True)
         rows = torch.cat([4 * tan2 * (x[i] + y[p]), pull], 1)
         columns = torch.cat([y, y.new_ones(len(y), 1)], 1)
         spec = over_negatives(Linear(1.0), "softplus", normalize=(False, False))
-        return self.evaluate(spec, pairs.of_rows(i), rows, columns, reduction="none")
+        return self.evaluate(spec, pairs.of_rows(i), rows, columns, row_weight=weight, reduction=reduction)

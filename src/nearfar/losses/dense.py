@@ -16,7 +16,7 @@ from nearfar.losses.pools import Pool
 from nearfar.losses.rows import active_side, softplus
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import norms, unit
-from nearfar.losses.weights import RowWeights, ordered, restored
+from nearfar.losses.weights import RowWeights, only, ordered, restored
 
 
 def evaluate(
@@ -56,7 +56,7 @@ def evaluate(
             s = spec.pool.value(s.view(len(s), -1, spec.pool.size).permute(2, 0, 1))
             penalty = _penalty(spec.pool, unit(y))
         losses = _losses(spec, s, *masks, pair_norm, log_weight, weights, target)
-    losses = torch.where(weights.counted, losses, 0)
+    losses = only(weights.counted, losses)
     if plan.reduction == "none":
         losses = restored(losses * weights.weight, pairs.row_order)
         return losses if penalty is None else losses + plan.row_weight * penalty

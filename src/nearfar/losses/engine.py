@@ -22,6 +22,7 @@ turns products 2 and 3 into one.
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import WORK, Vectors, blocks
-from nearfar.losses.weights import RowWeights, ordered, restored
+from nearfar.losses.weights import RowWeights, only, ordered, restored
 
 # A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
 # product to run at full speed.
@@ -325,7 +326,8 @@ class _Run:
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
             sides = state.active_sides(self.weights.weight)
-        losses = state.finish(self.weights.pull[rows], self.weights.counted[rows], sides)
+        counted = None if self.weights.counted is None else self.weights.counted[rows]
+        losses = state.finish(self.weights.pull[rows], counted, sides)
         if isinstance(state, HardestRows):
             self._scatter_gradient(rows, state.entries)
         elif self._wants_tiles:
@@ -421,9 +423,10 @@ class _Run:
         else:
             assert isinstance(result, Tensor)
             losses = result
-        return torch.where(self.weights.counted[rows], losses, 0)
+        return only(None if self.weights.counted is None else self.weights.counted[rows], losses)
 
 
+@functools.cache  # the C library remembers
 def _keep_freed_memory() -> None:
     """Have the C library keep the memory that tiles free for the next: glibc hands back what is larger than any mapped
     block freed so far, and fresh pages for every temporary would cost more than the passes over it.

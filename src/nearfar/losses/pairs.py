@@ -47,6 +47,7 @@ class Pairs(Protocol):
     towers: int | None  # where the second tower begins, if rows are compared across two towers of one set alone
     positives: Tensor  # (N,) how many of each kind a row has
     negatives: Tensor
+    complete: bool  # every row has both kinds, and there is a row
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         """The pairs of a tile; None where all are negative."""
@@ -100,7 +101,8 @@ class ClassPairs:
         listed = stop - start
         self.positives = listed - int(same)
         self.negatives = columns - listed
-        self.widest = int(listed.max()) if len(listed) else 0
+        fewest, self.widest = (int(n) for n in torch.aminmax(listed)) if len(listed) else (0, 0)
+        self.complete = int(same) < fewest and self.widest < columns
         # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
         self._reach = (start.tolist(), stop.tolist()) if same else None
 
@@ -174,6 +176,7 @@ class TowerPairs(ClassPairs):
         super().__init__(partner, partner + 1, 2 * n)
         self.towers = n
         self.negatives = self.negatives - n
+        self.complete = n > 1
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         assert self.towers is not None
@@ -228,6 +231,7 @@ class MaskPairs:
         ]
         self.positives, self.negatives = torch.cat(counts, 1) if counts else torch.zeros(2, 0, dtype=torch.long)
         self.widest = int(self.positives.max()) if rows else 0
+        self.complete = rows > 0 and bool((self.positives > 0).all()) and bool((self.negatives > 0).all())
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         positive, negative = self.mask(rows, columns)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nearfar.losses.pairs import TilePairs
 from nearfar.losses.spec import LossSpec
-from nearfar.losses.weights import Sides
+from nearfar.losses.weights import Sides, only
 
 
 @dataclass
@@ -272,7 +272,7 @@ class GatheredRows:
             kept = kept & (s < (self.highest_negative[view.rows] + self.spec.mining)[:, None])
         return u.masked_fill_(~kept, self.positive.empty), slope, norm_slope
 
-    def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
+    def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
         """The rows' losses (n,); keeps what the gradient of sum_r weight_r l_r needs."""
         if self.each is not None:
             losses, by_p, by_n = self.each.total, self.each.scale, self.each.pull
@@ -284,11 +284,11 @@ class GatheredRows:
             loss_p, by_p = activate(self.spec.act, self.positive.value())
             loss_n, by_n = activate(self.spec.act, self.negative.value())
             losses, by_p, by_n = loss_p * a + loss_n * b, by_p * a, by_n * b
-        weight = torch.where(counted, weight, 0)
+        weight = only(counted, weight)
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
-        self.pull_p = weight * torch.where(counted, by_p, 0)
-        self.pull_n = self.pull_p if by_n is by_p else weight * torch.where(counted, by_n, 0)
-        return torch.where(counted, losses, 0)
+        self.pull_p = weight * only(counted, by_p)
+        self.pull_n = self.pull_p if by_n is by_p else weight * only(counted, by_n)
+        return only(counted, losses)
 
     def active_sides(self, weight: Tensor) -> Sides:
         """The factors that make the mean one over the pairs whose terms are not zero, positives and negatives apart."""
@@ -356,11 +356,11 @@ class HardestRows:
         self.negative[rows] = torch.where(harder, hardest, self.negative[rows])
         self.negative_column[rows] = torch.where(harder, column + view.column_offset, self.negative_column[rows])
 
-    def finish(self, weight: Tensor, counted: Tensor, sides: Sides) -> Tensor:
+    def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
         """The rows' losses (n,), and the gradient's two entries a row: (columns, d loss / d s)."""
-        u, slope_p, _ = self.spec.positive.slopes(torch.where(counted, self.positive * self.sign, 0))
-        v, slope_n, _ = self.spec.negative.slopes(torch.where(counted, self.negative, 0))
+        u, slope_p, _ = self.spec.positive.slopes(only(counted, self.positive * self.sign))
+        v, slope_n, _ = self.spec.negative.slopes(only(counted, self.negative))
         losses, by = activate(self.spec.act, u + v)
-        pull = weight * torch.where(counted, by, 0)
+        pull = weight * only(counted, by)
         self.entries = [(self.positive_column, pull * slope_p), (self.negative_column, pull * slope_n)]
-        return torch.where(counted, losses, 0)
+        return only(counted, losses)

@@ -25,10 +25,15 @@ def restored(values: Tensor, order: Tensor | None) -> Tensor:
     return values.index_select(0, inverse)
 
 
+def only(counted: Tensor | None, values: Tensor) -> Tensor:
+    """The values of the rows that count, zero for the others, whatever these hold."""
+    return values if counted is None else torch.where(counted, values, 0)
+
+
 class RowWeights:
     """
     Attributes, all in the engine's order:
-        counted: (N,) whether the row's loss counts; it is zero otherwise.
+        counted: (N,) whether the row's loss counts; it is zero otherwise. None if all do.
         weight: (N,) the caller's weights.
         pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
         of_columns: what a term of the columns alone counts: once in the mean, and in the sum once for every row.
@@ -37,24 +42,22 @@ class RowWeights:
 
     def __init__(self, plan: "Plan", dtype: torch.dtype, upstream: Tensor | None = None):
         average, pairs = plan.spec.average, plan.pairs
-        has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
-        if average in ("both", "pairs"):
-            self.counted = has_positive & has_negative
-        elif average == "positive":
-            self.counted = has_positive
-        else:
-            self.counted = torch.ones_like(has_positive)
+        self.counted: Tensor | None = None
+        if not pairs.complete and average in ("both", "pairs", "positive"):
+            self.counted = pairs.positives > 0
+            if average != "positive":
+                self.counted &= pairs.negatives > 0
         self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
         self.sides: Sides = (1.0, 1.0)
         if average == "sides":
-            present = has_positive.to(dtype)
+            present = (pairs.positives > 0).to(dtype)
             self.sides = (present * (len(present) / present.sum().clamp_min(1)), 1.0)
         self.of_columns = self.weight.new_ones(()) if plan.reduction == "mean" else self.weight.sum()
         if upstream is not None:
             self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
             self.of_columns = self.pull.sum()
         elif plan.reduction == "mean":
-            share = self.weight * self.counted
+            share = self.weight if self.counted is None else self.weight * self.counted
             if average == "pairs":
                 share = share * pairs.positives
             total = share.sum()
