@@ -143,8 +143,8 @@ class AngularLoss(Loss):
     def _terms(
         self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor, reduction: Reduction, weight: Tensor | None
     ) -> Tensor:
-        """log(1 + sum_n exp(...)) of the pairs listed (P,), or their weighted sum. The rows are the pairs' sums, lengthened
-        by what is the same for all negatives, which a column of ones adds.
+        """log(1 + sum_n exp(...)) of the pairs listed (P,), or their weighted sum. The rows are the pairs' sums,
+        lengthened by what is the same for all negatives, which a column of ones adds.
         """
         tan2 = math.tan(self.alpha) ** 2
         pull = -2 * (1 + tan2) * (x[i] * y[p]).sum(1, keepdim=True)
