@@ -1,10 +1,10 @@
-"""The command line: `python -m benchmarks losses | tables | check`."""
+"""The command line: `python -m benchmarks losses | tables | check | reranking | extraction | loading`."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import cases, regression, results
+from benchmarks import cases, evaluation, regression, results
 from benchmarks.implementations import IMPLEMENTATIONS
 from benchmarks.measure import QUICK, THOROUGH
 from benchmarks.run import describe, jobs, run, warn_if_busy
@@ -32,9 +32,43 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument("--threads", type=int, default=0, metavar="N", help="of torch (all cores)")
     measure.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/losses.csv")
 
+    metrics = commands.add_parser("evaluation", help="measure retrieval metrics beside FAISS's search alone")
+    metrics.add_argument("--quick", action="store_true", help="one small case, few repeats; stored only with --out")
+    metrics.add_argument("--large", action="store_true", help="10,000 queries in a gallery of 1,000,000 instead")
+    metrics.add_argument("--cases", nargs="+", metavar="CASE", choices=list(evaluation.BY_NAME))
+    metrics.add_argument(
+        "--implementations",
+        nargs="+",
+        metavar="NAME",
+        choices=evaluation.IMPLEMENTATIONS,
+        default=list(evaluation.IMPLEMENTATIONS),
+    )
+    metrics.add_argument("--time", type=float, default=3600.0, metavar="SECONDS", help="of each process (3600)")
+    metrics.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/evaluation.csv")
+
     tables = commands.add_parser("tables", help="write tables and charts from the newest rows")
     tables.add_argument("--csv", type=Path, default=results.CSV)
     tables.add_argument("--root", type=Path, default=results.ROOT, help="where README.md and docs/ are")
+
+    reranking = commands.add_parser("reranking", help="re-identification with re-ranking at Market-1501's sizes")
+    reranking.add_argument("--dimension", type=int, default=512, metavar="D", help="of the embeddings (512)")
+    reranking.add_argument("--scale", type=float, default=1.0, help="of the sizes (1); stored only if 1, or with --out")
+    reranking.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/reranking.csv")
+
+    extraction = commands.add_parser("extraction", help="embedding files, and training heads on cached features")
+    extraction.add_argument("--images", type=Path, metavar="FOLDER", help="of photographs, instead of made ones")
+    extraction.add_argument("--count", type=int, default=256, metavar="N", help="of images (256)")
+    extraction.add_argument("--trunk", default="efficientnet-lite0", help="(efficientnet-lite0)")
+    extraction.add_argument("--samples", type=int, default=20_000, metavar="N", help="of cached features (20000)")
+    extraction.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
+    extraction.add_argument("--out", type=Path, metavar="CSV", help="append the results to it")
+
+    loading = commands.add_parser("loading", help="photographs decoded and transformed, against plain Pillow")
+    loading.add_argument("--images", type=Path, metavar="FOLDER", help="of photographs, instead of made ones")
+    loading.add_argument("--count", type=int, default=256, metavar="N", help="of images (256)")
+    loading.add_argument("--workers", type=int, default=2, metavar="N", help="processes that load, of both (2)")
+    loading.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
+    loading.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/loading.csv")
 
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
@@ -62,11 +96,45 @@ def losses(options: argparse.Namespace) -> int:
     return 0
 
 
+def retrieval(options: argparse.Namespace) -> int:
+    """Measure retrieval metrics."""
+    cases = evaluation.QUICK_CASES if options.quick else [evaluation.LARGE] if options.large else evaluation.CASES
+    if options.cases:
+        cases = [evaluation.BY_NAME[name] for name in options.cases]
+    out = options.out or (None if options.quick else evaluation.CSV)
+    warn_if_busy()
+    return evaluation.run(cases, options.implementations, out, quick=options.quick, seconds=options.time)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; what it returns is the exit code."""
     options = parser().parse_args(arguments)
     if options.command == "losses":
         return losses(options)
+    if options.command == "reranking":
+        from benchmarks import reranking  # scipy is needed here alone
+
+        warn_if_busy()
+        stored = reranking.CSV if options.scale == 1 else None
+        reranking.measure(options.dimension, options.scale, options.out or stored)
+        return 0
+    if options.command == "extraction":
+        from benchmarks import extraction  # Pillow and pytorch-metric-learning are needed here alone
+
+        warn_if_busy()
+        wanted = (options.images, options.count, options.trunk, options.samples, options.rounds, options.out)
+        extraction.measure(*wanted)
+        return 0
+    if options.command == "loading":
+        from benchmarks import loading  # Pillow is needed here alone
+
+        warn_if_busy()
+        standard = options.images is None and options.count == 256 and options.workers == 2
+        out = options.out or (loading.CSV if standard else None)
+        loading.measure(options.images, options.count, options.workers, options.rounds, out)
+        return 0
+    if options.command == "evaluation":
+        return retrieval(options)
     if options.command == "check":
         return regression.check(update=options.update)
     from benchmarks import tables  # matplotlib is needed here alone

@@ -326,6 +326,8 @@ class Loss(Summand):
 
     def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
         """Whether this average has anything to be over; a warning if not, which says what the batch lacks."""
+        if pairs.complete:
+            return True
         has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
         if average == "positive":
             counts, needed = has_positive, "a positive pair"

@@ -98,9 +98,9 @@ class TripletMarginLoss(Loss):
     ) -> tuple[Tensor, Tensor]:
         """The sum and the number of the active triplets of the anchors `number` (b,), which follow each other."""
         first = int(number[0])
-        row, p, n = triplets.of_rows(first, first + len(s))
-        distance = through(Distance(self.distance), s)
-        over = distance[row, p] - distance[row, n] + self.margin
+        row, p, n = triplets.between(first, first + len(s))
+        d_p, d_n = (through(Distance(self.distance), s[row, column]) for column in (p, n))
+        over = d_p - d_n + self.margin
         losses = softplus(over) if self.smooth_loss else torch.relu(over)
         zeros = torch.zeros_like(s[:, 0])
         return zeros.index_add(0, row, losses), zeros.index_add(0, row, (losses > 0).to(s.dtype))

@@ -88,28 +88,27 @@ class TuplePairs(MaskPairs):
         a1, p, a2, n = as_pairs(indices)
         self.columns = columns
         self.mask = self._cut
-        self.listed = _PairList(a1, p, rows, columns, same), _PairList(a2, n, rows, columns, same)
-        if bool(torch.isin(self.listed[0].keys, self.listed[1].keys).any()):
+        self.listed = _pair_list(a1, p, rows, columns, same), _pair_list(a2, n, rows, columns, same)
+        if _meet(*self.listed):
             raise ValueError("indices_tuple lists some pairs both as positive and as negative")
         self.positives, self.negatives = (side.numbers for side in self.listed)
         self.widest = int(self.positives.max()) if rows else 0
+        self.complete = rows > 0 and bool((self.positives > 0).all()) and bool((self.negatives > 0).all())
 
     def _cut(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         return self.listed[0].mask(rows, columns), self.listed[1].mask(rows, columns)
 
 
-class _PairList:
-    """Pairs (i, j), each once, sorted by row and then by column.
+class _Sorted:
+    """Few pairs (i, j): each once, sorted by row and then by column.
 
     Attributes:
         keys: (P,) i M + j.
         numbers: (N,) how many each row has.
     """
 
-    def __init__(self, i: Tensor, j: Tensor, rows: int, columns: int, same: bool):
-        if same:
-            i, j = i[i != j], j[i != j]
-        self.keys = _distinct(i * columns + j, rows * columns)
+    def __init__(self, keys: Tensor, rows: int, columns: int):
+        self.keys: Tensor = torch.unique(keys)
         self.rows, self.columns = self.keys // max(1, columns), self.keys % max(1, columns)
         self.numbers = torch.bincount(self.rows, minlength=rows)
         self.starts = _starts(self.numbers)
@@ -123,6 +122,43 @@ class _PairList:
         mask = torch.zeros(rows.stop - rows.start, width + 1, dtype=torch.bool, device=j.device)
         mask[self.rows[part] - rows.start, j] = True
         return mask[:, :width]
+
+    def holds(self, keys: Tensor) -> Tensor:
+        """Which of these are listed."""
+        if not len(self.keys):
+            return torch.zeros_like(keys, dtype=torch.bool)
+        return self.keys[torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)] == keys
+
+
+class _Scattered:
+    """So many pairs that a matrix of them all is smaller than the list: boolean (N, M)."""
+
+    def __init__(self, keys: Tensor, rows: int, columns: int):
+        self.matrix = torch.zeros(rows * columns, dtype=torch.bool, device=keys.device)
+        self.matrix[keys] = True
+        self.matrix = self.matrix.view(rows, columns)
+        self.numbers = self.matrix.sum(1)
+
+    def mask(self, rows: slice, columns: slice) -> Tensor:
+        return self.matrix[rows, columns]
+
+    def holds(self, keys: Tensor) -> Tensor:
+        return self.matrix.view(-1)[keys]
+
+
+def _pair_list(i: Tensor, j: Tensor, rows: int, columns: int, same: bool) -> _Sorted | _Scattered:
+    if same:
+        other = i != j
+        i, j = i[other], j[other]
+    kind = _Scattered if 8 * len(i) > rows * columns else _Sorted
+    return kind(i * columns + j, rows, columns)
+
+
+def _meet(a: _Sorted | _Scattered, b: _Sorted | _Scattered) -> bool:
+    """Whether a pair is in both."""
+    if isinstance(a, _Sorted):
+        return bool(b.holds(a.keys).any())
+    return bool((a.matrix & b.matrix).any()) if isinstance(b, _Scattered) else _meet(b, a)
 
 
 class Triplets(TuplePairs):
@@ -141,7 +177,7 @@ class Triplets(TuplePairs):
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def of_rows(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+    def between(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the anchors first .. last - 1: the anchors counted from the first, positives, negatives."""
         anchors, positives, negatives = (t[self.starts[first] : self.starts[last]] for t in self.triplets)
         return anchors - first, positives, negatives
@@ -150,13 +186,3 @@ class Triplets(TuplePairs):
 def _starts(numbers: Tensor) -> list[int]:
     """Where each row's entries begin in a list sorted by row, and (last) where they end; on the host, to slice by."""
     return [0, *numbers.cumsum(0).tolist()]
-
-
-def _distinct(keys: Tensor, limit: int) -> Tensor:
-    """The numbers below `limit` that occur, sorted."""
-    if 8 * len(keys) < limit:
-        sorted_keys: Tensor = torch.unique(keys)
-        return sorted_keys
-    seen = torch.zeros(limit, dtype=torch.bool, device=keys.device)  # no larger than the keys, and faster than sorting
-    seen[keys] = True
-    return seen.nonzero()[:, 0]

@@ -1,0 +1,117 @@
+"""`glyphs`: the embedded data set. Characters are classes; the faces of the DejaVu and STIX families, which matplotlib
+ships, and distortions make their images. It is made on first use and kept in the user's cache.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.data.columns import Pixels
+from nearfar.data.tables import SPLITS, Table
+
+VERSION = 1  # of what is drawn: raise it when the images change, so that no old cache is read
+HELD_OUT = ("DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic", "STIXGeneralBol")
+
+
+def glyphs(
+    classes: int = 1200,
+    per_class: int = 16,
+    size: int = 32,
+    difficulty: float = 1.0,
+    seed: int = 0,
+    cache: str | os.PathLike[str] | None = None,
+) -> Table:
+    """Characters in many faces, distorted: unseen characters in unseen faces are to be found.
+
+    Half of the characters are train, half test, drawn at random, so that both have all scripts. Training images are in
+    12 faces; test images in these and four more (`HELD_OUT`). Columns: `face`. Images are grey, size × size.
+
+    Args:
+        classes: how many characters, at most about 1,300.
+        per_class: images of each, in the character's faces by turns.
+        size: side of the images in pixels.
+        difficulty: 0 leaves the characters as drawn, 1 is the default, 2 twice as distorted.
+        seed: decides the choice of characters, the split and the distortions.
+        cache: a folder to keep it in; by default that of `cache_folder`.
+    """
+    if not (isinstance(classes, int) and classes >= 2 and per_class >= 2 and size >= 8 and 0 <= difficulty <= 3):
+        raise ValueError(
+            f"glyphs(classes={classes}, per_class={per_class}, size={size}, difficulty={difficulty}): there must be at "
+            "least 2 classes of 2 images, of 8 pixels, and a difficulty from 0 to 3"
+        )
+    settings = {"classes": classes, "per_class": per_class, "size": size, "difficulty": float(difficulty), "seed": seed}
+    folder = cache_folder() if cache is None else Path(cache)
+    key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
+    path = folder / f"glyphs-{key}.npz"
+    if not path.exists():
+        _save(path, _make(classes, per_class, size, difficulty, seed))
+    with np.load(path, allow_pickle=False) as content:
+        images, labels, faces = content["images"], content["labels"], content["face"]
+        characters, face_names = content["characters"], content["face_names"]
+    split = np.where(labels < (classes + 1) // 2, SPLITS.index("train"), SPLITS.index("test"))
+    return Table(
+        "glyphs",
+        labels,
+        tuple(chr(code) for code in characters.tolist()),
+        split.astype(np.int8),
+        Pixels(images),
+        columns={"face": faces},
+        names={"face": tuple(face_names.tolist())},
+    )
+
+
+def cache_folder() -> Path:
+    """Where made data is kept: $NEARFAR_CACHE, else the place for caches of the user's system."""
+    if own := os.environ.get("NEARFAR_CACHE"):
+        return Path(own)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"), "nearfar")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "nearfar"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nearfar")
+
+
+def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int) -> dict[str, npt.NDArray[np.generic]]:
+    from nearfar.data.glyph_distortions import distort
+    from nearfar.data.glyph_faces import FACES, faces
+
+    drawn_by = faces()
+    if classes > len(drawn_by.characters):
+        raise ValueError(f"classes={classes}: the faces have {len(drawn_by.characters)} characters that differ enough")
+    rng = np.random.default_rng(seed)
+    characters = rng.permutation(drawn_by.characters)[:classes]
+    training_faces = [i for i, name in enumerate(FACES) if name not in HELD_OUT]
+    shapes, face_of = [], []
+    for label, code in enumerate(characters.tolist()):
+        allowed = training_faces if label < (classes + 1) // 2 else range(len(FACES))
+        drawn = {face: shape for face in allowed if (shape := drawn_by.draw(code, face)) is not None}
+        # By turns, so that a class has as many faces as it can.
+        turns = np.resize(rng.permutation(list(drawn)), per_class).tolist()
+        face_of += turns
+        shapes += [drawn[face] for face in turns]
+    return {
+        "images": distort(np.stack(shapes), size, difficulty, rng),
+        "labels": np.repeat(np.arange(classes), per_class),
+        "face": np.array(face_of),
+        "characters": characters,
+        "face_names": np.array(FACES),
+    }
+
+
+def _save(path: Path, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+    """Whole or not at all, whoever else is writing it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(suffix=".npz", prefix=".glyphs-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,95 @@
+"""Arrays of numpy: feature vectors, or decoded images, with their labels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.data.columns import Pixels
+from nearfar.data.lists import LayoutError
+from nearfar.data.splits import halves_note, shared_classes, split_name, zero_shot
+from nearfar.data.tables import SPLITS, UNLABELLED, Table, number_classes, split_column
+
+Array = npt.NDArray[Any]
+DATA = ("features", "embeddings", "images", "x", "X", "data", "arr_0")
+LABELS = ("labels", "label", "y", "targets", "arr_1")
+
+
+def recognise(path: Path) -> bool:
+    """A file of numpy, or a folder with one of the well-known names."""
+    if path.is_dir():
+        return any(path.joinpath(f"{name}.npy").exists() for name in DATA[:3])
+    return path.suffix in (".npz", ".npy")
+
+
+def read(path: Path) -> Table:
+    """One of: an .npz with arrays `features` (N, D) or `images` (N, H, W[, 3]) of bytes, and `labels`; a folder with
+    features.npy and labels.npy; a file x.npy with x_labels.npy or labels.npy beside it. Optional: `splits` (names),
+    `camera`, `super_class`. An .npy is memory-mapped. Nothing is unpickled.
+    """
+    arrays = _load(path)
+    data_name = next((name for name in DATA if name in arrays), None)
+    if data_name is None:
+        raise LayoutError(f"{path} has the arrays {', '.join(arrays)}: none is called {', '.join(DATA[:4])}")
+    data = arrays[data_name]
+    label_name = next((name for name in LABELS if name in arrays), None)
+    n = len(data)
+    columns = {name: arrays[name] for name in ("camera", "super_class", "template", "media") if name in arrays}
+    for name, array in {**columns, **({label_name: arrays[label_name]} if label_name else {})}.items():
+        if array.shape != (n,):
+            raise LayoutError(f"{name} of {path} has the shape {array.shape}, but there are {n} rows")
+    images = None
+    if data.ndim in (3, 4) and data.dtype == np.uint8:
+        images = Pixels(data)
+    elif data.ndim == 2 and data.dtype.kind == "f":
+        columns["features"] = data
+    else:
+        raise LayoutError(
+            f"{data_name} of {path} is {data.dtype} {data.shape}: features must be floats (N, D), images bytes "
+            "(N, H, W) or (N, H, W, 3)"
+        )
+    given = next((arrays[name] for name in ("splits", "split") if name in arrays), None)
+    if label_name is None:
+        split_ids = np.full(n, SPLITS.index("test"), np.int8) if given is None else _splits(given, path)
+        none = np.full(n, UNLABELLED, np.int64)
+        return Table(path.stem, none, (), split_ids, images, columns, notes=("no labels",))
+    values = arrays[label_name]
+    if values.dtype.kind == "f":
+        raise LayoutError(f"{label_name} of {path} are {values.dtype}: save class ids as integers, or names as text")
+    split_ids = zero_shot(values, known=(UNLABELLED,)) if given is None else _splits(given, path)
+    labels, names = number_classes(values, split_ids, unlabelled=(UNLABELLED,))
+    table = Table(path.stem, labels, names, split_ids, images, columns)
+    notes = [halves_note(len(names))] if given is None else shared_classes(table)
+    return Table(path.stem, labels, names, split_ids, images, columns, notes=tuple(notes))
+
+
+def _splits(values: Array, path: Path) -> npt.NDArray[np.int8]:
+    names = [split_name(str(value)) for value in values.tolist()]
+    if None in names:
+        raise LayoutError(f"{path} has the split {values[names.index(None)]!r}: not train, val, test, query or gallery")
+    return split_column([name for name in names if name is not None])
+
+
+def _load(path: Path) -> Mapping[str, Array]:
+    if path.is_dir():
+        return {file.stem: _array(file) for file in sorted(path.glob("*.npy"))}
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                return {name: content[name] for name in content.files}
+        except ValueError as error:
+            raise LayoutError(f"{path} holds pickled objects, which are not read: save plain arrays") from error
+    arrays = {"features": _array(path)}
+    beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("labels.npy")]
+    found = next((file for file in beside if file.exists() and file != path), None)
+    return arrays if found is None else {**arrays, "labels": _array(found)}
+
+
+def _array(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise LayoutError(f"{path} holds pickled objects, which are not read: save plain arrays") from error
+    return array

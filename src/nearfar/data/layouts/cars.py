@@ -1,0 +1,74 @@
+"""Cars196, in both packagings: car_ims/ with cars_annos.mat, or cars_train/, cars_test/ and devkit/."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.data.columns import Files
+from nearfar.data.lists import LayoutError, first_existing, inside
+from nearfar.data.tables import SPLITS, Table, number_classes
+
+TRAIN_CLASSES = 98
+OLD = "cars_annos.mat"
+TRAIN = ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
+TEST = (
+    "cars_test_annos_withlabels.mat",
+    "devkit/cars_test_annos_withlabels.mat",
+    "devkit/cars_test_annos_withlabels (1).mat",  # what a browser makes of the usual source
+)
+META = ("devkit/cars_meta.mat", "cars_meta.mat")
+
+
+def recognise(root: Path) -> bool:
+    """The annotations of either packaging."""
+    return root.joinpath(OLD).exists() or first_existing(root, TRAIN) is not None
+
+
+def read(root: Path) -> Table:
+    """All images of both original splits: classes 1 to 98 are train, the others test."""
+    if root.joinpath(OLD).exists():
+        content = _load(root / OLD)
+        rows = content["annotations"].ravel()
+        names = [inside(root, _text(row["relative_im_path"])) for row in rows]
+        values = [int(row["class"].squeeze()) for row in rows]
+        class_names = content.get("class_names")
+    else:
+        names, values = [], []
+        for where, folder in ((TRAIN, "cars_train"), (TEST, "cars_test")):
+            found = first_existing(root, where)
+            if found is None:
+                raise LayoutError(
+                    f"{root} has no {where[0]}: the standard protocol uses the images of both original splits, "
+                    "with their labels"
+                )
+            for row in _load(root / found)["annotations"].ravel():
+                names.append(inside(root, _text(row["fname"]), _images(root, folder)))
+                values.append(int(row["class"].squeeze()))
+        meta = first_existing(root, META)
+        class_names = None if meta is None else _load(root / meta).get("class_names")
+    split_ids = np.where(np.array(values) <= TRAIN_CLASSES, SPLITS.index("train"), SPLITS.index("test")).astype(np.int8)
+    labels, numbers = number_classes(values, split_ids)
+    titles = [] if class_names is None else [_text(title) for title in class_names.ravel()]
+    known = tuple(titles[int(number) - 1] if int(number) <= len(titles) else number for number in numbers)
+    return Table("Cars196", labels, known, split_ids, Files(root, names))
+
+
+def _images(root: Path, folder: str) -> str:
+    """Some archives hold cars_train/cars_train/."""
+    return f"{folder}/{folder}" if root.joinpath(folder, folder).is_dir() else folder
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        from scipy.io import loadmat
+    except ImportError as missing:
+        raise ImportError("Cars196 keeps its labels in .mat files: pip install 'nearfar[data]'") from missing
+    content: Mapping[str, Any] = loadmat(str(path))
+    return content
+
+
+def _text(value: Any) -> str:
+    """MATLAB's strings come as arrays of arrays."""
+    return str(np.asarray(value).squeeze().item() if np.asarray(value).dtype != object else _text(value.item()))

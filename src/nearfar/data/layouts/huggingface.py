@@ -1,0 +1,153 @@
+"""Image data sets of Hugging Face on disk: saved by `save_to_disk` (Arrow files, memory-mapped), or downloaded from the
+hub (Parquet files by split).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nearfar.data.columns import Encoded
+from nearfar.data.layouts.tabular import COLUMNS, arrow_images, find_column, read_arrow_table, table_of
+from nearfar.data.lists import LayoutError, inside
+from nearfar.data.splits import split_name
+from nearfar.data.tables import SPLITS, Table
+
+SHARD = re.compile(r"(?P<split>[A-Za-z]+)(-\d{5}-of-\d{5}.*)?\.parquet$")
+
+
+def recognise(root: Path) -> bool:
+    """What `save_to_disk` leaves, or Parquet files named by split."""
+    return root.is_dir() and (
+        root.joinpath("dataset_dict.json").exists() or root.joinpath("state.json").exists() or bool(_shards(root))
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split, or the whole: an Arrow table, its features, and the files it is mapped from, if it is."""
+
+    split: str | None
+    table: Any
+    features: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+
+def read(root: Path) -> Table:
+    """The image column is the one whose feature is an Image, else by its name; class names are those of a ClassLabel.
+    Without splits the classes are halved.
+    """
+    if root.joinpath("dataset_dict.json").exists():
+        names = json.loads(root.joinpath("dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        return _joined(root, [_saved(root / inside(root, name), name) for name in names])
+    if root.joinpath("state.json").exists():
+        return _joined(root, [_saved(root, None)])
+    return _joined(root, [Part(name, _read_shards(files)) for name, files in _shards(root).items()])
+
+
+def _shards(root: Path) -> dict[str, list[Path]]:
+    """data/train-00000-of-00002.parquet …, by split."""
+    found: dict[str, list[Path]] = {}
+    for folder in (root / "data", root):
+        for path in sorted(folder.glob("*.parquet")):
+            match = SHARD.match(path.name)
+            split = split_name(match["split"]) if match else None
+            if split is not None:
+                found.setdefault(split, []).append(path)
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def _read_shards(files: Sequence[Path]) -> Any:
+    import pyarrow as pa
+
+    return pa.concat_tables([read_arrow_table(path) for path in files])
+
+
+def _saved(folder: Path, split: str | None) -> Part:
+    state = json.loads(folder.joinpath("state.json").read_text(encoding="utf-8"))
+    if state.get("_indices_data_files"):
+        raise LayoutError(f"{folder} was saved with an index of chosen rows: call flatten_indices() before saving it")
+    files = tuple(str(folder / inside(folder, file["filename"])) for file in state["_data_files"])
+    info = folder / "dataset_info.json"
+    content = json.loads(info.read_text(encoding="utf-8")) if info.exists() else {}
+    return Part(split, _mapped(files), content.get("features") or {}, files)
+
+
+def _mapped(files: Sequence[str]) -> Any:
+    """The table in Arrow files, which stay on disk."""
+    try:
+        import pyarrow as pa
+    except ImportError as missing:
+        raise ImportError("Hugging Face data sets are read by pyarrow: pip install 'nearfar[data]'") from missing
+    tables = [pa.ipc.open_stream(pa.memory_map(file)).read_all() for file in files]
+    return pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
+
+
+class MappedImages(Sequence[bytes]):
+    """The bytes of an image column in Arrow files. Another process maps the files anew instead of being sent them."""
+
+    def __init__(self, files: Sequence[str], column: str):
+        self.files, self.column = tuple(files), column
+        self._cells: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_cells": None}
+
+    def __len__(self) -> int:
+        return len(self._open())
+
+    def __getitem__(self, row: Any) -> Any:
+        cell = self._open()[int(row)].as_py()
+        return cell["bytes"] if isinstance(cell, dict) else cell
+
+    def _open(self) -> Any:
+        if self._cells is None:
+            self._cells = _mapped(self.files).column(self.column)
+        return self._cells
+
+
+def _of_type(features: Mapping[str, Any], kind: str) -> list[str]:
+    return [name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind]
+
+
+def _joined(root: Path, parts: Sequence[Part]) -> Table:
+    """One table of all splits."""
+    import pyarrow as pa
+
+    features = parts[0].features or _features_within(parts[0].table)
+    table = pa.concat_tables([part.table.replace_schema_metadata(None) for part in parts])
+    names_only = dict.fromkeys(table.column_names)
+    image = next(iter(_of_type(features, "Image")), "") or find_column(names_only, "image", root)
+    class_labels = _of_type(features, "ClassLabel")
+    labels = [name for name in COLUMNS["label"] if name in names_only]
+    label = next((name for name in labels if name in class_labels), next(iter([*labels, *class_labels]), ""))
+    label = label or find_column(names_only, "label", root)
+    others = {"label": label} | {name: name for what in ("camera", "super_class") for name in COLUMNS[what]}
+    columns = {name: table.column(source).to_pylist() for name, source in others.items() if source in names_only}
+    class_names = (features.get(label) or {}).get("names") or () if label in class_labels else ()
+    images = arrow_images(table.column(image), root)
+    if isinstance(images, Encoded) and parts[0].files:
+        images = Encoded(MappedImages([file for part in parts for file in part.files], image))
+    return table_of(root.name, images, columns, root, _splits(root, parts), class_names)
+
+
+def _features_within(table: Any) -> Mapping[str, Any]:
+    """What Parquet files of the hub say of their columns."""
+    metadata = table.schema.metadata or {}
+    content = json.loads(metadata.get(b"huggingface", b"{}"))
+    features: Mapping[str, Any] = content.get("info", {}).get("features") or {}
+    return features
+
+
+def _splits(root: Path, parts: Sequence[Part]) -> list[str] | None:
+    if parts[0].split is None:
+        return None
+    splits: list[str] = []
+    for part in parts:
+        known = split_name(str(part.split))
+        if known is None:
+            raise LayoutError(f"{root} has a split {part.split!r}: it should be train, val, test, query or gallery")
+        splits += [known] * part.table.num_rows
+    return splits

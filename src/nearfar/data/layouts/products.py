@@ -1,0 +1,65 @@
+"""Online shops: Stanford Online Products, and DeepFashion In-Shop."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nearfar.data.columns import Files
+from nearfar.data.lists import LayoutError, fields, first_existing, inside
+from nearfar.data.splits import split_name
+from nearfar.data.tables import Table, number_classes, split_column
+
+PARTITION = ("Eval/list_eval_partition.txt", "list_eval_partition.txt", "Anno/list_eval_partition.txt")
+
+
+def recognise_sop(root: Path) -> bool:
+    """The two lists."""
+    return root.joinpath("Ebay_train.txt").exists() and root.joinpath("Ebay_test.txt").exists()
+
+
+def read_sop(root: Path) -> Table:
+    """Ebay_train.txt and Ebay_test.txt: image_id class_id super_class_id path."""
+    names, values, above, splits = [], [], [], []
+    for split in ("train", "test"):
+        for _, label, kind, name, *_ in fields(root / f"Ebay_{split}.txt", 4):
+            if label == "class_id":
+                continue
+            names.append(inside(root, name))
+            values.append(int(label))
+            above.append(int(kind))
+            splits.append(split)
+    split_ids = split_column(splits)
+    labels, label_names = number_classes(values, split_ids)
+    kinds, super_class = np.unique(above, return_inverse=True)
+    folder = {kind: name.partition("/")[0].removesuffix("_final") for kind, name in zip(above, names, strict=True)}
+    return Table(
+        "Stanford Online Products",
+        labels,
+        label_names,
+        split_ids,
+        Files(root, names),
+        columns={"super_class": super_class},
+        names={"super_class": tuple(folder[kind] for kind in kinds)},
+    )
+
+
+def recognise_in_shop(root: Path) -> bool:
+    """The list of the evaluation."""
+    return first_existing(root, PARTITION) is not None
+
+
+def read_in_shop(root: Path) -> Table:
+    """list_eval_partition.txt: a count, a header, then image_name item_id evaluation_status."""
+    found = first_existing(root, PARTITION)
+    assert found is not None
+    folder = first_existing(root, ("Img/img", "img", "Img/img_highres", "img_highres"))
+    if folder is None:
+        raise LayoutError(f"{root} has no folder Img/img, img, Img/img_highres or img_highres")
+    rows = [row for row in fields(root / found, 1) if len(row) >= 3 and row[0] != "image_name"]
+    names = [inside(root, name.removeprefix("img/"), folder) for name, *_ in rows]
+    splits = [split_name(row[2]) for row in rows]
+    if None in splits:
+        raise LayoutError(f"{root / found} has the status {rows[splits.index(None)][2]!r}: not train, query or gallery")
+    split_ids = split_column([split for split in splits if split is not None])
+    labels, label_names = number_classes([row[1] for row in rows], split_ids)
+    return Table("In-Shop", labels, label_names, split_ids, Files(root, names))

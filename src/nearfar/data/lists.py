@@ -1,0 +1,64 @@
+"""Reading the text files of data sets: lines, and paths that stay where they belong."""
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PureWindowsPath
+
+from nearfar.data.images import EXTENSIONS
+
+
+class LayoutError(ValueError):
+    """A data set that is not what its layout says."""
+
+
+def inside(root: Path, name: str, base: str = "") -> str:
+    """A path that a list gives, relative to the folder `base` below `root`, as a path relative to `root`. Lists come
+    from others: what leads out of the data set is refused.
+    """
+    if name.startswith("/") or ".." in name or "\\" in name or "\0" in name or ":" in name or base:
+        whole = posixpath.normpath(posixpath.join(root.as_posix(), base, name.replace("\\", "/")))
+        start = posixpath.normpath(root.as_posix()).rstrip("/") + "/"
+        drive = PureWindowsPath(name).drive != "" and not name.startswith(start)
+        if not whole.startswith(start) or drive or "\0" in name:
+            raise LayoutError(f"a list of {root} names {name!r}, which is outside of it")
+        return whole.removeprefix(start)
+    return name
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines that are not blank, without their ends."""
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            if text := line.strip():
+                yield text
+
+
+def fields(path: Path, count: int, separator: str | None = None) -> Iterator[list[str]]:
+    """Lines of at least `count` fields."""
+    for number, line in enumerate(lines(path), 1):
+        parts = [part.strip() for part in line.split(separator)]
+        if len(parts) < count:
+            raise LayoutError(f"line {number} of {path} has {len(parts)} fields, not {count}: {line[:80]!r}")
+        yield parts
+
+
+def images_below(folder: Path) -> Iterator[str]:
+    """The image files in a folder and its subfolders, as paths relative to it, in sorted order."""
+    stack = [""]
+    found = []
+    while stack:
+        here = stack.pop()
+        for entry in sorted(folder.joinpath(here).iterdir()):
+            name = f"{here}/{entry.name}" if here else entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.suffix.lower() in EXTENSIONS:
+                found.append(name)
+            elif entry.is_dir():
+                stack.append(name)
+    return iter(sorted(found))
+
+
+def first_existing(root: Path, names: Iterable[str]) -> str | None:
+    """The first of these that is there."""
+    return next((name for name in names if root.joinpath(name).exists()), None)

@@ -1,0 +1,200 @@
+"""Batches of images from worker processes. Broken images are skipped, counted and listed; too many are an error."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from nearfar.data.columns import Source
+from nearfar.data.foreign import call_foreign
+from nearfar.data.images import BrokenImageError, describe, load_image
+from nearfar.data.samplers import BatchSampler, PlainSampler
+from nearfar.data.tables import Table
+from nearfar.data.transforms import EvalTransform, TrainTransform
+
+AnyTransform = EvalTransform | TrainTransform | Callable[[Image.Image], Any]
+
+
+class Batch(NamedTuple):
+    """`images` (B, C, H, W), `labels` (B,) and `rows` (B,): where in the table they are."""
+
+    images: Tensor
+    labels: Tensor
+    rows: Tensor
+
+
+class TooManyBrokenImagesError(RuntimeError):
+    """More images are broken than the run may do without."""
+
+
+class Faults:
+    """The broken images met so far, by row of the table.
+
+    Args:
+        table: where the rows are.
+        most: the fraction of the table that may be broken.
+    """
+
+    def __init__(self, table: Table, most: float = 0.01):
+        if not 0 <= most <= 1:
+            raise ValueError(f"the fraction of broken images allowed must be from 0 to 1, not {most}")
+        self._table, self.most = table, most
+        self.reasons: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    @property
+    def fraction(self) -> float:
+        """Of all rows of the table."""
+        return len(self) / len(self._table)
+
+    def add(self, row: int, reason: str) -> None:
+        """Count a row (once). Raises `TooManyBrokenImagesError` when they have become too many."""
+        self.reasons[row] = reason
+        if self.fraction > self.most:
+            raise TooManyBrokenImagesError(
+                f"{len(self)} of {len(self._table)} images are broken, more than the {self.most:.2%} allowed. "
+                f"The first: {'; '.join(self.listed(3))}. Repair or remove them, or allow more (max_broken)"
+            )
+
+    def listed(self, most: int | None = None) -> list[str]:
+        """Each with its reason, in the order of the table."""
+        images = self._table.images
+        rows = sorted(self.reasons)[:most]
+        return [f"{describe(images[row]) if images is not None else f'row {row}'}: {self.reasons[row]}" for row in rows]
+
+
+class _Key(NamedTuple):
+    """Which image, and which draw it is: what is random in its transform depends on nothing else."""
+
+    row: int
+    draw: tuple[int, int, int, int]  # epoch, batch, rank, place
+
+
+class _Keys(Sampler[list[_Key]]):
+    def __init__(self, sampler: BatchSampler):
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        sampler = self.sampler
+        for rows in sampler:
+            draw = sampler.epoch, sampler.position, sampler.rank
+            yield [_Key(row, (*draw, place)) for place, row in enumerate(rows)]
+
+
+class _Images(Dataset[tuple[int, Tensor | str]]):
+    """Transformed images; for a broken one, the reason."""
+
+    def __init__(self, table: Table, transform: AnyTransform, seed: int):
+        if table.images is None:
+            raise ValueError(f"{table.name} has no images, only features: use table.features")
+        self.images, self.transform, self.seed = table.images, transform, seed
+
+    def __getitem__(self, key: _Key) -> tuple[int, Tensor | str]:
+        try:
+            return key.row, self._transformed(self.images[key.row], key.draw)
+        except BrokenImageError as broken:
+            return key.row, broken.reason
+
+    def _transformed(self, source: Source, draw: tuple[int, ...]) -> Tensor:
+        """Of our own transforms, the bytes: the main process normalises a batch at a time."""
+        if isinstance(self.transform, TrainTransform):
+            return self.transform.pixels(source, np.random.default_rng([self.seed, *draw]))
+        if isinstance(self.transform, EvalTransform):
+            return self.transform.pixels(source)
+        return call_foreign(self.transform, load_image(source))
+
+
+_Message = tuple[Tensor | None, list[int], list[tuple[int, str]]]
+
+
+def _collate(items: list[tuple[int, Tensor | str]]) -> _Message:
+    good = [(row, image) for row, image in items if isinstance(image, Tensor)]
+    bad = [(row, reason) for row, reason in items if isinstance(reason, str)]
+    # In a worker, default_collate stacks them right into the memory that the main process sees.
+    return default_collate([image for _, image in good]) if good else None, [row for row, _ in good], bad
+
+
+class Loader:
+    """Batches of a table.
+
+    Args:
+        table: rows with images.
+        transform: `EvalTransform`, `TrainTransform`, or any callable of a Pillow image (torchvision, albumentations,
+            kornia: see `call_foreign`).
+        sampler: which rows make a batch; a number takes all rows in order, so many at a time.
+        workers: processes that decode; 0 decodes in this one.
+        max_broken: the fraction of the table's images that may be broken before that is an error.
+        seed: of the transform. An image's augmentation depends on the seed, the epoch and its place in it, not on
+            the number of workers; a run that was stopped and resumed sees what it would have seen.
+        pin_memory: for faster copies to a GPU.
+
+    `faults` lists the broken images met so far. `state_dict` counts batches that were handed over, however far the
+    workers have run ahead.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        transform: AnyTransform,
+        sampler: BatchSampler | int,
+        *,
+        workers: int = 0,
+        max_broken: float = 0.01,
+        seed: int = 0,
+        pin_memory: bool = False,
+    ):
+        self.table = table
+        self.sampler = PlainSampler(len(table), sampler, shuffle=False) if isinstance(sampler, int) else sampler
+        self.faults = Faults(table, max_broken)
+        self._own = transform if isinstance(transform, (EvalTransform, TrainTransform)) else None
+        self._labels = torch.from_numpy(table.labels)
+        self._next = self._progress = self.sampler.epoch, self.sampler.position  # epoch and batch
+        self._batches: DataLoader[Any] = DataLoader(
+            _Images(table, transform, seed),
+            batch_sampler=_Keys(self.sampler),
+            num_workers=workers,
+            collate_fn=_collate,
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, start = self._progress = self._next
+        self._next = epoch, 0  # an iteration that is broken off begins the epoch again
+        self.sampler.seek(epoch, start)
+        for number, (images, rows, broken) in enumerate(self._batches, start + 1):
+            for row, reason in broken:
+                self.faults.add(row, reason)
+            self._progress = epoch, number
+            if images is not None:
+                index = torch.tensor(rows)
+                images = images if self._own is None else self._own.normalise(images)
+                yield Batch(images, self._labels[index], index)
+            elif self.sampler.world_size > 1:
+                raise TooManyBrokenImagesError(
+                    f"all {len(broken)} images of a batch are broken, and the other ranks wait for it: "
+                    f"{'; '.join(self.faults.listed(3))}"
+                )
+        self.set_epoch(epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be of this epoch."""
+        self._next = self._progress = epoch, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the epoch is, in batches handed over."""
+        return self.sampler.state_at(*self._progress)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.sampler.load_state_dict(state)
+        self._next = self._progress = state["epoch"], state["position"]

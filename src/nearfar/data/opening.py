@@ -1,0 +1,77 @@
+"""`open`: from a path to a table."""
+
+import dataclasses
+import warnings
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+
+from nearfar.data.embedded import glyphs
+from nearfar.data.layouts import LAYOUTS, Layout
+from nearfar.data.lists import LayoutError
+from nearfar.data.official import differences
+from nearfar.data.tables import Table
+
+EMBEDDED = "glyphs"
+
+
+class DifferentCountsWarning(UserWarning):
+    """A copy of a well-known data set does not have the official number of images or classes."""
+
+
+def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Table:  # noqa: A001
+    """The data set at a path, whatever its layout; or, by the name "glyphs", the embedded one.
+
+    Recognised are CUB-200-2011, Cars196, Stanford Online Products, In-Shop, Market-1501, MSMT17, LFW, YTF, CFP, AgeDB,
+    lists of pairs, IJB-B and IJB-C, MegaFace, insightface's .rec and .bin, Hugging Face data sets, Parquet, CSV, numpy
+    arrays, and folders of images; a folder that holds nothing but such a folder will do. Splits are the standard ones
+    of metric learning, where test classes are not trained on. No image is decoded here.
+
+    Args:
+        path: of a folder or a file.
+        layout: the name of a layout, instead of recognising it.
+
+    Counts that differ from the official ones are a warning, and a note of the table.
+    """
+    root = Path(path).expanduser()
+    if str(path) == EMBEDDED and not root.exists():
+        return glyphs()
+    if not root.exists():
+        raise FileNotFoundError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r}, the embedded one")
+    root = root.absolute()
+    chosen = _recognised(root) if layout is None else _named(layout, root)
+    table = chosen[0].read(chosen[1])
+    if not len(table):
+        raise LayoutError(f"{root} was read as {chosen[0].name}, but has no images")
+    found = differences(table)
+    for difference in found:
+        warnings.warn(f"{root}: {difference}", DifferentCountsWarning, stacklevel=2)
+    return dataclasses.replace(table, notes=(*table.notes, *found))
+
+
+def _recognised(root: Path) -> tuple[Layout, Path]:
+    specific = LAYOUTS[:-1]  # the last, folders of images, would take any folder
+    places = [root]
+    if root.is_dir():
+        inner = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+        places += inner if len(inner) == 1 else []
+    for place in places:
+        for layout in specific:
+            if layout.recognise(place):
+                return layout, place
+    if root.is_dir():
+        return LAYOUTS[-1], root
+    raise LayoutError(f"{root} is no data set that is known here: see nearfar.data.open for those that are")
+
+
+def _named(name: str, root: Path) -> tuple[Layout, Path]:
+    for layout in LAYOUTS:
+        if layout.name == name:
+            if not layout.recognise(root):
+                raise LayoutError(f"{root} does not have the files of the layout {name}")
+            return layout, root
+    near = get_close_matches(name, [layout.name for layout in LAYOUTS], 1)
+    raise ValueError(
+        f"there is no layout {name!r}{f', did you mean {near[0]!r}?' if near else ''}: "
+        f"the layouts are {', '.join(layout.name for layout in LAYOUTS)}"
+    )

@@ -1,0 +1,60 @@
+"""The numbers people publish, exact, in bounded memory.
+
+    embeddings, labels ──► inputs.py ──► protocols.py        who queries whom, what is a match, what is ignored
+                                             │
+                           search.py ◄───────┤               tiles of products, none of them kept
+                           counting.py       │               negatives before each match, ties against the model
+                                             ▼
+                                         metrics.py          functions of the ranks: recall@k, map@r, ndcg@k, …
+                                             │
+                                         retrieval.py        retrieval_metrics, rank_metrics
+                                         bootstrap.py        intervals, comparison of two models
+
+    hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
+    multi_query.py, reranking.py     re-identification: pooled queries, k-reciprocal re-ranking, query expansion
+    clustering.py                    NMI, AMI
+    verification.py, templates.py,   faces: pairs, templates, identification, thresholds
+    identification.py, calibration.py
+    diagnostics.py, spectrum.py      how an embedding lies in its space
+
+    >>> import torch
+    >>> from nearfar.evaluation import retrieval_metrics
+    >>> embeddings, labels = torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3)
+    >>> retrieval_metrics(embeddings, labels)["recall@1"]
+    1.0
+"""
+
+from nearfar.evaluation.bootstrap import Difference, compare
+from nearfar.evaluation.calibration import Threshold, calibrate
+from nearfar.evaluation.clustering import clustering_metrics
+from nearfar.evaluation.diagnostics import Diagnosis, diagnose
+from nearfar.evaluation.hamming import pack_bits
+from nearfar.evaluation.identification import identification_metrics
+from nearfar.evaluation.reranking import KReciprocal, augment_database, expand_queries
+from nearfar.evaluation.retrieval import rank_metrics, retrieval_metrics
+from nearfar.evaluation.templates import Templates, pool_templates
+from nearfar.evaluation.verification import Roc, fold_accuracies, pair_scores, roc_curve, verification_metrics
+
+__all__ = [
+    "Diagnosis",
+    "Difference",
+    "KReciprocal",
+    "Roc",
+    "Templates",
+    "Threshold",
+    "augment_database",
+    "calibrate",
+    "clustering_metrics",
+    "compare",
+    "diagnose",
+    "expand_queries",
+    "fold_accuracies",
+    "identification_metrics",
+    "pack_bits",
+    "pair_scores",
+    "pool_templates",
+    "rank_metrics",
+    "retrieval_metrics",
+    "roc_curve",
+    "verification_metrics",
+]

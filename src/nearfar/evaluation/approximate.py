@@ -1,0 +1,99 @@
+"""Ranks from an approximate FAISS index, for those who want to know what such an index costs in accuracy."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nearfar.evaluation.counting import count_at_least
+from nearfar.evaluation.hamming import Codes
+from nearfar.evaluation.inputs import Ints, Part
+from nearfar.evaluation.metrics import NOT_FOUND, Ranks
+from nearfar.evaluation.protocols import Protocol
+from nearfar.evaluation.search import TIED, TIED_CODES, Ties, Vectors
+
+QUERIES_AT_A_TIME = 4096
+TRAINING = 2**29  # bytes of vectors that an index is trained with
+
+
+def approximate_ranks(
+    queries: Vectors, gallery: Vectors, protocol: Protocol, ties: Ties, *, index: str, depth: int
+) -> Iterator[tuple[Ints, Ranks]]:
+    """Some queries and the ranks of their matches among the first `depth` that the index finds, until all have had
+    their turn. A match that it does not find has the rank NOT_FOUND.
+
+    Args:
+        index: as `faiss.index_factory` takes it, such as "HNSW32"; after a semicolon, search parameters as
+            `faiss.ParameterSpace` takes them: "IVF1024,Flat;nprobe=16".
+    """
+    found = _build(gallery, index)
+    depth = min(depth, len(gallery))
+    for start in range(0, len(queries), QUERIES_AT_A_TIME):
+        turn = np.arange(start, min(start + QUERIES_AT_A_TIME, len(queries)))
+        vectors = _as_faiss_takes_them(queries, turn)
+        scores, columns = found.search(vectors, depth)
+        if queries.similarity == "hamming":
+            scores, tolerance = -scores, TIED_CODES
+        else:
+            tolerance = TIED if queries.similarity == "cosine" else TIED * np.linalg.norm(vectors, axis=1)[:, None]
+        yield turn, _ranks(scores, columns, tolerance, protocol, turn, ties)
+
+
+def _as_faiss_takes_them(vectors: Vectors, part: Part) -> NDArray[Any]:
+    if isinstance(vectors.rows, Codes):
+        return vectors.rows.packed(part)
+    return vectors.read(part).contiguous().cpu().numpy()
+
+
+def _build(gallery: Vectors, description: str) -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise ImportError("index= needs faiss: pip install 'nearfar[evaluation]'") from None
+    name, _, parameters = description.partition(";")
+    try:
+        if gallery.similarity == "hamming":
+            index: Any = faiss.index_binary_factory(gallery.dimension, name)
+        else:
+            index = faiss.index_factory(gallery.dimension, name, faiss.METRIC_INNER_PRODUCT)
+        if parameters:
+            space: Any = faiss.ParameterSpace()
+            space.set_index_parameters(index, parameters)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(
+            f"index={description!r} is no FAISS index of {gallery.dimension} dimensions: {reason}"
+        ) from None
+    count = min(len(gallery), TRAINING // (4 * gallery.dimension))
+    if not index.is_trained:
+        sample = np.sort(np.random.default_rng(0).choice(len(gallery), count, replace=False))
+        index.train(_as_faiss_takes_them(gallery, sample))
+    for piece in gallery.pieces():
+        index.add(_as_faiss_takes_them(gallery, piece))
+    return index
+
+
+def _ranks(scores: Any, columns: Any, tolerance: Any, protocol: Protocol, turn: Ints, ties: Ties) -> Ranks:
+    pairs = protocol.pairs(turn)
+    key = pairs.row * protocol.gallery + pairs.column
+    order = np.argsort(key)
+    listed = np.arange(len(turn))[:, None] * protocol.gallery + columns
+    at = np.minimum(np.searchsorted(key[order], listed), max(len(key) - 1, 0))
+    known = (key[order][at] == listed) if len(key) else np.zeros(listed.shape, np.bool_)
+    match = known & pairs.match[order][at] if len(key) else known
+    negative = (columns >= 0) & ~known & ~np.isin(columns, protocol.junk_columns)
+    similar = torch.from_numpy(scores).double()
+    sign = -1 if ties == "pessimistic" else 1
+    bounds = torch.where(torch.from_numpy(match), similar + sign * torch.as_tensor(tolerance), torch.inf).sort(1).values
+    matches, found = pairs.matches(len(turn)), match.sum(1)
+    bounds = bounds[:, : int(found.max(initial=0))]
+    if ties == "optimistic":
+        bounds = torch.nextafter(bounds, torch.tensor(torch.inf, dtype=torch.float64))
+    before = count_at_least(similar.masked_fill(~torch.from_numpy(negative), -torch.inf), bounds).numpy()
+    ranks = Ranks.of(np.full(int(matches.sum()), NOT_FOUND), matches)
+    there = ranks.place <= found[ranks.query]
+    query, place = ranks.query[there], ranks.place[there]
+    ranks.rank[there] = place + before[query, found[query] - place]
+    return ranks

@@ -1,0 +1,114 @@
+"""From a wished precision or false accept rate to the threshold that gives it."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.evaluation.verification import ScoredPairs
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Accept a pair as the same if its score is at least `threshold`. What follows was measured where it was chosen."""
+
+    threshold: float
+    target: Literal["precision", "far"]
+    wished: float
+    precision: float
+    far: float
+    tar: float
+    true_accepts: int
+    false_accepts: int
+    same_pairs: int
+    different_pairs: int
+    prior: float  # the share of same pairs that the precision is for
+
+    def accepts(self, scores: Any) -> npt.NDArray[np.bool_]:
+        """Whether each score is accepted."""
+        return np.asarray(scores) >= self.threshold
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and words, to be stored with a model; `Threshold(**stored)` reads them."""
+        return asdict(self)
+
+
+def calibrate(
+    scores: Any,
+    same: Any,
+    *,
+    precision: float | None = None,
+    far: float | None = None,
+    prior: float | None = None,
+) -> Threshold:
+    """The threshold of largest TAR that gives the wished precision, or false accept rate, on labelled pairs.
+
+    `far=F`: the strict rule, FAR <= F. `precision=P`: the share of same pairs among the accepted is at least P. The
+    threshold lies half-way between two scores. If no threshold that accepts a same pair gives what is wished, or the
+    pairs are too few to tell, a ValueError says what can be reached.
+
+    Args:
+        scores: (n,) similarities, higher for more alike, of pairs that the model was not trained on.
+        same: (n,) booleans, True where the two are the same.
+        precision, far: one of them.
+        prior: the share of same pairs where the threshold will be used, which precision depends on:
+            prior·TAR / (prior·TAR + (1 - prior)·FAR). Without it, that of these pairs.
+    """
+    if (precision is None) == (far is None):
+        raise ValueError("give either precision= or far=")
+    pairs = ScoredPairs.count(scores, same)
+    if prior is None:
+        prior = pairs.same / (pairs.same + pairs.different)
+        weight = 1.0  # exact: the counts themselves
+    elif 0 < prior < 1:
+        weight = (1 - prior) / prior * pairs.same / pairs.different
+    else:
+        raise ValueError(f"prior is the share of same pairs, between 0 and 1, not {prior}")
+    accepted = pairs.true_accepts + weight * pairs.false_accepts
+    precisions = pairs.true_accepts / np.where(accepted > 0, accepted, 1)
+    point = _at_far(pairs, far) if precision is None else _at_precision(precisions, precision)
+    return Threshold(
+        threshold=pairs.threshold(point),
+        target="far" if precision is None else "precision",
+        wished=float(far if precision is None else precision),  # type: ignore[arg-type]
+        precision=float(precisions[point]),
+        far=int(pairs.false_accepts[point]) / pairs.different,
+        tar=int(pairs.true_accepts[point]) / pairs.same,
+        true_accepts=int(pairs.true_accepts[point]),
+        false_accepts=int(pairs.false_accepts[point]),
+        same_pairs=pairs.same,
+        different_pairs=pairs.different,
+        prior=prior,
+    )
+
+
+def _at_far(pairs: ScoredPairs, far: float | None) -> int:
+    assert far is not None
+    if not 0 < far <= 1:
+        raise ValueError(f"far is a share above 0 and at most 1, not {far}: no number of pairs shows that it is 0")
+    if far < 1 / pairs.different:
+        raise ValueError(
+            f"a FAR of {far:g} cannot be measured with {pairs.different} different pairs: "
+            f"give at least {math.ceil(1 / far):,}, or a FAR of at least {1 / pairs.different:.3g}"
+        )
+    point = pairs.within_far(far)
+    if not pairs.true_accepts[point]:
+        first = int(np.argmax(pairs.true_accepts > 0))
+        raise ValueError(
+            f"no threshold with a FAR of at most {far:g} accepts a same pair: the first that does has a FAR of "
+            f"{pairs.false_accepts[first] / pairs.different:.3g}"
+        )
+    return point
+
+
+def _at_precision(precisions: npt.NDArray[np.float64], precision: float) -> int:
+    if not 0 < precision <= 1:
+        raise ValueError(f"precision is a share above 0 and at most 1, not {precision}")
+    reached = np.flatnonzero(precisions >= precision)
+    if not len(reached):
+        raise ValueError(
+            f"no threshold has a precision of {precision:g} on these pairs: the best has {precisions.max():.4g}"
+        )
+    return int(reached[-1])  # the lowest threshold: TAR only grows on the way there

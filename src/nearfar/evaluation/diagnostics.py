@@ -1,0 +1,292 @@
+"""What an embedding looks like, beyond its score: how classes lie, how the space is used, and who is near everybody.
+
+Everything is a function of cosines, s, of unit vectors; squared distances are 2 - 2s.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nearfar.evaluation import inputs
+from nearfar.evaluation.neighbours import TIED, products
+from nearfar.evaluation.spectrum import Spectrum, spectrum
+
+Floats = npt.NDArray[np.float32]
+Counts = npt.NDArray[np.int64]
+ROUNDING = 1e-6  # of a cosine distance
+SIMILARITIES_AT_A_TIME = 2**23  # 32 MB, of which there are a few
+TIED_AT_A_TIME = 2**22  # similarities of rows whose neighbours tie
+SAMPLES_AT_A_TIME = 2**14  # whose classes are summed
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Similarities of ordered pairs (anchor, other): how many lie between `edges[i]` and `edges[i + 1]`."""
+
+    edges: npt.NDArray[np.float64]  # (bins + 1,) from -1 to 1
+    positive: Counts  # (bins,) pairs of one class
+    negative: Counts  # (bins,) pairs of two classes
+
+
+@dataclass(frozen=True)
+class Hubness:
+    """How often points are among the k nearest of others. The occurrences of all points sum to k times the anchors.
+
+    Where several points tie for the last places, they share them, so that a collapsed set has no hubs.
+    """
+
+    k: int
+    occurrences: npt.NDArray[np.float64]  # (N,)
+    skewness: float  # of the occurrences; 0 if everybody is as popular as everybody else
+    hub_share: float  # of all places, those taken by hubs: points with at least twice the mean occurrence
+    orphan_share: float  # of all points, those that are nobody's neighbour
+
+
+@dataclass(frozen=True)
+class Density:
+    """Cosine distances within and between classes (Roth et al., ICML 2020, arXiv 2002.08473)."""
+
+    intra: float  # mean over the classes with two samples or more of the mean distance of two of its samples
+    inter: float  # mean distance of two class centres, the normalised means
+
+    @property
+    def ratio(self) -> float:
+        """intra / inter: low for classes that are tight and far apart; NaN if the centres are one, but for rounding."""
+        return self.intra / self.inter if self.inter > ROUNDING else float("nan")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` finds. NaN stands where there is nothing to measure (one class only, no two samples of one)."""
+
+    samples: int
+    classes: int
+    dimension: int
+    zero_vectors: int
+    anchors: Counts  # (A,) the rows that the per-sample values and the histogram are of
+    histogram: Histogram
+    hardest_positive: Floats  # (A,) lowest similarity to a sample of the same class
+    easiest_positive: Floats  # (A,) highest
+    hardest_negative: Floats  # (A,) highest similarity to a sample of another class
+    alignment: float  # mean squared distance of positive pairs (Wang and Isola, ICML 2020, arXiv 2005.10242)
+    uniformity: float  # log mean exp(-2 d²) of all pairs (the same paper)
+    density: Density
+    spectrum: Spectrum
+    hubness: Hubness
+
+    def summary(self) -> dict[str, float]:
+        """The single numbers."""
+        return {
+            "samples": self.samples,
+            "classes": self.classes,
+            "zero_vectors": self.zero_vectors,
+            "alignment": self.alignment,
+            "uniformity": self.uniformity,
+            "intra_class_distance": self.density.intra,
+            "inter_class_distance": self.density.inter,
+            "density": self.density.ratio,
+            "spectral_decay": self.spectrum.decay,
+            "effective_rank": self.spectrum.effective_rank,
+            "collapsed_dimensions": self.spectrum.collapsed_dimensions,
+            "hubness_skewness": self.hubness.skewness,
+            "hub_share": self.hubness.hub_share,
+            "orphan_share": self.hubness.orphan_share,
+        }
+
+
+def diagnose(
+    embeddings: Any,
+    labels: Any,
+    *,
+    bins: int = 200,
+    k: int = 10,
+    anchors: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Diagnosis:
+    """Diagnose labelled embeddings: exact, over all pairs, in blocks of rows.
+
+    Memory: one float32 copy of the embeddings and a few blocks of 32 MB. Time grows with the square of the samples:
+    `anchors` bounds it.
+
+    Args:
+        embeddings: (N, D), a tensor, an array or a memory map; brought to unit length.
+        labels: (N,) numbers or strings.
+        bins: of the histogram of similarities.
+        k: neighbours, for hubness.
+        anchors: compare only so many rows, drawn without replacement with `seed`, with all others. The histogram,
+            uniformity, the per-sample values and hubness are then those of the drawn rows; alignment, density and the
+            spectrum are exact still.
+        device: where to compute; that of `embeddings` if it is a tensor, else the CPU.
+    """
+    rows = inputs.Rows(embeddings, "embeddings", device)
+    n = len(rows)
+    if n < 2:
+        raise ValueError(f"{n} embeddings have no pairs: give at least two")
+    if bins < 1 or k < 1 or (anchors is not None and anchors < 1):
+        raise ValueError(f"bins, k and anchors must be at least 1, not {bins}, {k} and {anchors}")
+    codes, _ = inputs.encode(inputs.labels(labels, n, "labels"), None, "labels")
+    order = np.argsort(codes, kind="stable")  # so that the positives of some rows stand together
+    x, codes = rows.normalized(order), codes[order]
+    drawn = np.arange(n)
+    if anchors is not None and anchors < n:
+        drawn = np.sort(np.random.default_rng(seed).choice(n, anchors, replace=False))
+    pairs = _AllPairs(x, codes, bins, min(k, n - 1))
+    step = max(1, SIMILARITIES_AT_A_TIME // n)
+    for start in range(0, len(drawn), step):
+        pairs.add(drawn[start : start + step])
+    original = np.argsort(order[drawn])  # the anchors as they were given
+    hardest_positive, easiest_positive, hardest_negative = (
+        torch.cat(parts).cpu().numpy()[original]
+        for parts in (pairs.hardest_positive, pairs.easiest_positive, pairs.hardest_negative)
+    )
+    occurrences = np.empty(n)
+    occurrences[order] = pairs.occurrences.cpu().numpy()
+    alignment, density = _classes(x, codes)
+    return Diagnosis(
+        samples=n,
+        classes=int(codes[-1]) + 1,
+        dimension=rows.dimension,
+        zero_vectors=int((x == 0).all(1).sum()),
+        anchors=order[drawn][original],
+        histogram=Histogram(np.linspace(-1, 1, bins + 1), pairs.positive, pairs.all - pairs.positive),
+        hardest_positive=hardest_positive,
+        easiest_positive=easiest_positive,
+        hardest_negative=hardest_negative,
+        alignment=alignment,
+        uniformity=float(np.log(pairs.potential / (len(drawn) * (n - 1)))),
+        density=density,
+        spectrum=spectrum(x),
+        hubness=_hubness(occurrences, min(k, n - 1)),
+    )
+
+
+class _AllPairs:
+    """What is gathered from blocks of anchors, each compared with all rows."""
+
+    def __init__(self, x: Tensor, codes: Counts, bins: int, k: int):
+        self.x, self.k, self.bins = x, k, bins
+        self.codes = torch.from_numpy(codes).to(x.device)
+        self.ends = np.searchsorted(codes, codes, side="right")
+        self.starts = np.searchsorted(codes, codes, side="left")
+        self.all: Counts = np.zeros(bins, dtype=np.int64)
+        self.positive: Counts = np.zeros(bins, dtype=np.int64)
+        self.potential = 0.0
+        self.hardest_positive: list[Tensor] = []
+        self.easiest_positive: list[Tensor] = []
+        self.hardest_negative: list[Tensor] = []
+        self.occurrences = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+
+    def add(self, anchors: Counts) -> None:
+        index = torch.from_numpy(anchors).to(self.x.device)
+        own = torch.arange(len(index), device=index.device)
+        s = products(self.x[index], self.x).clamp_(-1, 1)
+        itself = s[own, index]
+        self.all += self._histogram(s) - self._histogram(itself)
+        self.potential += _potential(s) - _potential(itself[:, None])
+        s[own, index] = -torch.inf
+        self.occurrences += _occurrences(s, self.k)
+        # Rows are sorted by class: the positives of these anchors are in one range of columns.
+        first, last = int(self.starts[anchors[0]]), int(self.ends[anchors[-1]])
+        near = s[:, first:last]
+        same = self.codes[index, None] == self.codes[first:last]
+        same[own, index - first] = False
+        self.positive += self._histogram(near[same])
+        self.easiest_positive.append(_or_nan(near.masked_fill(~same, -torch.inf).amax(1)))
+        self.hardest_positive.append(_or_nan(near.masked_fill(~same, torch.inf).amin(1)))
+        near.masked_fill_(same, -torch.inf)  # in s
+        self.hardest_negative.append(_or_nan(s.amax(1)))
+
+    def _histogram(self, similarities: Tensor) -> Counts:
+        # In pieces that float32 counts exactly.
+        counts = np.zeros(self.bins, dtype=np.int64)
+        flat = similarities.flatten()
+        for start in range(0, len(flat), 2**24):
+            counts += torch.histc(flat[start : start + 2**24], self.bins, -1, 1).cpu().numpy().astype(np.int64)
+        return counts
+
+
+def _potential(s: Tensor) -> float:
+    """Σ exp(-2 d²), d² = 2 - 2s; rows in float32, their sums in float64."""
+    return float((s - 1).mul_(4).exp_().sum(1).double().sum())
+
+
+def _or_nan(values: Tensor) -> Tensor:
+    return values.masked_fill(values.isinf(), torch.nan)
+
+
+def _occurrences(s: Tensor, k: int) -> Tensor:
+    """How often each column is among the k largest of a row, tied ones sharing the last places."""
+    total = torch.zeros(s.shape[1], dtype=torch.float64, device=s.device)
+    values, columns = s.topk(min(k + 1, s.shape[1]), dim=1)
+    last = values[:, k - 1 : k]
+    tied = values[:, k] >= last[:, 0] - TIED if values.shape[1] > k else torch.zeros_like(last[:, 0], dtype=torch.bool)
+    total += torch.bincount(columns[~tied, :k].flatten(), minlength=s.shape[1])
+    rows = tied.nonzero().flatten()
+    step = max(1, TIED_AT_A_TIME // s.shape[1])
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        above = s[part] > last[part] + TIED
+        sharing = (s[part] >= last[part] - TIED) & ~above
+        share = (k - above.sum(1)) / sharing.sum(1).double()
+        total += above.sum(0) + share @ sharing.double()
+    return total
+
+
+def _hubness(occurrences: npt.NDArray[np.float64], k: int) -> Hubness:
+    mean, deviation = occurrences.mean(), occurrences.std()
+    spread = deviation > 1e-9 * mean
+    hubs = occurrences >= 2 * mean
+    return Hubness(
+        k=k,
+        occurrences=occurrences,
+        skewness=float(np.mean((occurrences - mean) ** 3) / deviation**3) if spread else 0.0,
+        hub_share=float(occurrences[hubs].sum() / occurrences.sum()),
+        orphan_share=float(np.mean(occurrences == 0)),
+    )
+
+
+def _classes(x: Tensor, codes: Counts) -> tuple[float, Density]:
+    """Alignment and density from the sums of the classes alone: Σ_{i≠j} x_i·x_j = |Σ x|² - Σ |x|²."""
+    bounds = np.r_[0, np.flatnonzero(np.diff(codes)) + 1, len(codes)]
+    similarity = pairs = intra = centres_squared = 0.0
+    of_several = 0
+    centres = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    for group in _groups(bounds):
+        first, last = bounds[group.start], bounds[group.stop]
+        part = x[first:last].double()
+        sizes = torch.from_numpy(np.diff(bounds[group.start : group.stop + 1])).to(x.device)
+        into = torch.repeat_interleave(torch.arange(len(sizes), device=x.device), sizes)
+        sums = part.new_zeros(len(sizes), x.shape[1]).index_add_(0, into, part)
+        squares = part.new_zeros(len(sizes)).index_add_(0, into, part.square().sum(1))
+        norms = sums.norm(dim=1)
+        within = norms.square() - squares
+        ordered = sizes * (sizes - 1.0)
+        several = sizes > 1
+        similarity += float(within[several].sum())
+        pairs += float(ordered.sum())
+        intra += float((1 - within[several] / ordered[several]).sum())
+        of_several += int(several.sum())
+        unit = sums / inputs.positive(norms)[:, None]
+        centres += unit.sum(0)
+        centres_squared += float(unit.square().sum())
+    classes = len(bounds) - 1
+    nothing = float("nan")
+    between = (float(centres.square().sum()) - centres_squared) / (classes * (classes - 1)) if classes > 1 else nothing
+    return (
+        2 - 2 * similarity / pairs if pairs else nothing,
+        Density(intra / of_several if of_several else nothing, 1 - between),
+    )
+
+
+def _groups(bounds: Counts) -> list[slice]:
+    """Classes that are summed together."""
+    starts = [0]
+    for number in range(1, len(bounds) - 1):
+        if bounds[number + 1] - bounds[starts[-1]] > SAMPLES_AT_A_TIME:
+            starts.append(number)
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(bounds) - 1], strict=True)]

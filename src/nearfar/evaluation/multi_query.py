@@ -1,0 +1,44 @@
+"""Person re-identification with several pictures to a query."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearfar.evaluation.inputs import Rows, encode
+
+Pooling = Literal["mean", "max"]
+ROWS_AT_A_TIME = 2**13
+
+
+def pool_queries(
+    rows: Rows, labels: NDArray[Any], cameras: NDArray[Any], how: Pooling, *, normalize: bool
+) -> tuple[Tensor, NDArray[Any], NDArray[Any]]:
+    """One query for each pair of label and camera, in the order in which the pairs first come up.
+
+    Its vector is the mean or the maximum, coordinate by coordinate, of its pictures' vectors, which are of unit length
+    first if `normalize`, lest the longest decide.
+
+    Returns the vectors, their labels and their cameras.
+    """
+    (person, _), (camera, _) = encode(labels, None, "labels"), encode(cameras, None, "cameras")
+    pair = person * (int(camera.max(initial=0)) + 1) + camera
+    _, first, group = np.unique(pair, return_index=True, return_inverse=True)
+    turn = np.argsort(first)
+    position = np.empty_like(turn)
+    position[turn] = np.arange(len(turn))
+    into = torch.from_numpy(position[group]).to(rows.device)
+    start = 0.0 if how == "mean" else -torch.inf
+    pooled = torch.full((len(first), rows.dimension), start, device=rows.device)
+    for begin in range(0, len(rows), ROWS_AT_A_TIME):
+        part = slice(begin, min(begin + ROWS_AT_A_TIME, len(rows)))
+        x = rows.normalized(part) if normalize else rows.float32(part)
+        if how == "mean":
+            pooled.index_add_(0, into[part], x)
+        else:
+            pooled.scatter_reduce_(0, into[part, None].expand_as(x), x, "amax")
+    if how == "mean":
+        pooled /= torch.bincount(into, minlength=len(first))[:, None]
+    return pooled, labels[first[turn]], cameras[first[turn]]

@@ -1,0 +1,291 @@
+"""Retrieval metrics of embeddings, or of any scores that come block by block.
+
+retrieval_metrics   of embeddings: leave-one-out, query against gallery, person re-identification
+rank_metrics        of scores given by a function, some queries at a time: re-ranked, binary, learnt similarities
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.evaluation import bootstrap, inputs
+from nearfar.evaluation import metrics as definitions
+from nearfar.evaluation.approximate import approximate_ranks
+from nearfar.evaluation.bootstrap import CONFIDENCE, RESAMPLES
+from nearfar.evaluation.clustering import clustering_metrics
+from nearfar.evaluation.counting import count_at_least
+from nearfar.evaluation.hamming import Codes
+from nearfar.evaluation.inputs import Ints, Rows
+from nearfar.evaluation.metrics import CLUSTERING, Floats, Ranks
+from nearfar.evaluation.multi_query import pool_queries
+from nearfar.evaluation.progress import Progress
+from nearfar.evaluation.protocols import Protocol
+from nearfar.evaluation.search import TILE, Similarity, Ties, Vectors, exact_ranks
+
+SCORES_AT_A_TIME = 2**23  # in rank_metrics
+MEMORY_BUDGET = 2**28
+
+
+def retrieval_metrics(
+    embeddings: Any,
+    labels: Any,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    *,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    cameras: Any = None,
+    gallery_cameras: Any = None,
+    ids: Any = None,
+    gallery_ids: Any = None,
+    junk: Any = None,
+    multi_query: Literal["mean", "max"] | None = None,
+    metrics: str | Iterable[str] | None = None,
+    similarity: Similarity = "cosine",
+    ties: Ties = "pessimistic",
+    index: str | None = None,
+    ci: bool = False,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    per_query: bool = False,
+    progress: bool | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+    tile: int = TILE,
+) -> dict[str, Any]:
+    """Every retrieval metric of embeddings, exact, in bounded memory; `nearfar.evaluation.metrics` defines them.
+
+    Each item searches all others (leave-one-out), or each of `embeddings` the `gallery`. What is a match and what is
+    ignored: `nearfar.evaluation.protocols`. Queries without any match are left out and counted.
+
+    Ties are decided against the model: a negative that is as similar as a match stands before it, in every metric.
+    Similarities that differ by less than 4 float32 ulps of 1 (4.8e-7 of the product of the vectors' lengths) are as
+    similar. So a model that maps everything to one point scores next to nothing.
+
+    Args:
+        embeddings: (N, D), a tensor on any device or a numpy array, of any floating point width; memory maps are read
+            piece by piece. They need not be normalised.
+        labels: (N,), integers, strings, anything but floats.
+        ks: for recall@k, precision@k, ndcg@k.
+        gallery, gallery_labels: (G, D) and (G,), to be searched instead.
+        cameras, gallery_cameras: for re-identification: gallery items with the query's label and camera are ignored.
+        ids, gallery_ids: gallery items with the query's id are ignored.
+        junk: label or labels of gallery items that are ignored for all queries. By default −1 if there are cameras, and
+            none else. Label 0, the distractors of re-identification, is a label like any other: no query has it.
+        multi_query: pool the queries that share label and camera into one: "mean" or "max" of their coordinates, of
+            unit vectors if `similarity` is "cosine".
+        metrics: names, such as ("recall@1", "map@r", "nmi"); "recall" stands for all of `ks`. By default everything but
+            nmi and ami, which need faiss and scikit-learn and are of `embeddings` alone.
+        similarity: "cosine", "dot", "l2" for the Euclidean distance, or "hamming" for binary codes: then embeddings
+            and gallery are uint8, eight bits to a byte, as `pack_bits` makes them.
+        ties: "optimistic" puts a match before the negatives that are as similar, as others do: to compare numbers.
+        index: an approximate FAISS index to search instead, such as "IVF1024,Flat;nprobe=16". Matches that it does not
+            find count as never found. As many neighbours are asked for as the largest of `ks` and of the classes need;
+            so `map`, `mrr` and `minp` are lower bounds.
+        ci: add bootstrap intervals over queries of that `confidence`, from `resamples`, seeded by `seed`.
+        per_query: add the values of every query, NaN for those without a match.
+        progress: show a bar; None: on a terminal, if it takes long.
+        memory_budget: bytes of vectors that may be copied; what is larger is read as often as needed.
+        tile: queries and gallery items multiplied at a time; does not change the result.
+
+    Returns a dictionary: each metric's mean over the queries, "queries" and "queries_without_match" as numbers; with
+    `ci`, "ci": a (low, high) pair by metric; with `per_query`, "per_query": an array (N,) by metric.
+
+    >>> import numpy as np
+    >>> from nearfar.evaluation import retrieval_metrics
+    >>> embeddings = np.array([[1, 0], [1, 0.1], [0, 1], [1, 0.9]], dtype=np.float32)
+    >>> found = retrieval_metrics(embeddings, ["cat", "cat", "dog", "dog"], ks=[1])
+    >>> found["recall@1"], found["mrr"], found["queries"]
+    (0.75, 0.8333333333333334, 4)
+    """
+    wanted = definitions.names(metrics, ks)
+    _check_choice("similarity", similarity, ("cosine", "dot", "l2", "hamming"))
+    _check_choice("ties", ties, ("pessimistic", "optimistic"))
+    _check_choice("multi_query", multi_query, (None, "mean", "max"))
+    if ci:
+        bootstrap.check(resamples, confidence)
+    if tile < 1 or memory_budget < 0:
+        raise ValueError(f"tile={tile} must be at least 1 and memory_budget={memory_budget} not negative")
+    read = Codes if similarity == "hamming" else Rows
+    rows = read(embeddings, "embeddings")
+    labels = inputs.labels(labels, len(rows), "labels")
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels go together")
+    searched = rows
+    if gallery is not None:
+        searched = read(gallery, "gallery", rows.device)
+        if searched.dimension != rows.dimension:
+            raise ValueError(f"embeddings have {rows.dimension} dimensions, but the gallery has {searched.dimension}")
+        gallery_labels = inputs.labels(gallery_labels, len(searched), "gallery_labels")
+    clusters = [name for name in wanted if name in CLUSTERING]
+    ranked = [name for name in wanted if name not in CLUSTERING]
+    own, own_labels = embeddings, labels  # what is clustered
+    if clusters and similarity == "hamming":
+        raise ValueError(f"{' and '.join(clusters)} cluster real vectors, not binary codes")
+    if multi_query is not None:
+        if not isinstance(rows, Rows):
+            raise ValueError("multi_query pools real vectors, not binary codes")
+        if cameras is None or gallery is None or ids is not None:
+            raise ValueError(
+                "multi_query pools queries by label and camera: it goes with a gallery and cameras, not ids"
+            )
+        seen = inputs.labels(cameras, len(rows), "cameras")
+        pooled, labels, cameras = pool_queries(rows, labels, seen, multi_query, normalize=similarity == "cosine")
+        rows = Rows(pooled, "embeddings")
+    protocol = Protocol(
+        labels,
+        gallery_labels,
+        cameras=cameras,
+        gallery_cameras=gallery_cameras,
+        ids=ids,
+        gallery_ids=gallery_ids,
+        junk=junk,
+    )
+    right = Vectors(searched, similarity, gallery=True)
+    left = right if gallery is None and similarity != "l2" else Vectors(rows, similarity, gallery=False)
+    with Progress(len(left) * len(right), "retrieval", progress) as bar:
+        if index is None:
+            parts = exact_ranks(left, right, protocol, ties, memory_budget=memory_budget, tile=tile, progress=bar)
+        else:
+            depth = max(
+                (int(name.partition("@")[2]) for name in ranked if name.startswith(definitions.AT_K)), default=1
+            )
+            depth += int(protocol.pair_counts().max())
+            parts = approximate_ranks(left, right, protocol, ties, index=index, depth=depth)
+        values = _values(parts, ranked, protocol.queries)
+    result = _summary(values, ci, confidence, resamples, seed, per_query)
+    if clusters:
+        normalize = similarity == "cosine"
+        result = clustering_metrics(own, own_labels, normalize=normalize, seed=seed, metrics=clusters) | result
+    return result
+
+
+def rank_metrics(
+    rows: Callable[[slice], Tensor],
+    labels: Any,
+    gallery_labels: Any = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    *,
+    cameras: Any = None,
+    gallery_cameras: Any = None,
+    ids: Any = None,
+    gallery_ids: Any = None,
+    junk: Any = None,
+    metrics: str | Iterable[str] | None = None,
+    ties: Ties = "pessimistic",
+    tolerance: float = 0.0,
+    ci: bool = False,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    per_query: bool = False,
+    progress: bool | None = None,
+    block: int | None = None,
+) -> dict[str, Any]:
+    """Every retrieval metric from similarities that come block by block.
+
+    Args:
+        rows: `rows(slice(a, b))` gives the similarities (b − a, G) of the queries a … b−1 to the whole gallery, larger
+            for what is nearer (negate distances), finite. Called once for each block, in order.
+        labels, gallery_labels, …: as in `retrieval_metrics`. Without `gallery_labels`, G = N and self is ignored.
+        tolerance: how much similarities may differ and still count as tied.
+        block: queries at a time; by default as many as have 2^23 similarities.
+
+    Returns the dictionary that `retrieval_metrics` does.
+    """
+    wanted = definitions.names(metrics, ks)
+    if clusters := [name for name in wanted if name in CLUSTERING]:
+        raise ValueError(f"{' and '.join(clusters)} need embeddings, not similarities: use clustering_metrics")
+    _check_choice("ties", ties, ("pessimistic", "optimistic"))
+    if ci:
+        bootstrap.check(resamples, confidence)
+    protocol = Protocol(
+        labels,
+        gallery_labels,
+        cameras=cameras,
+        gallery_cameras=gallery_cameras,
+        ids=ids,
+        gallery_ids=gallery_ids,
+        junk=junk,
+    )
+    block = block or max(1, SCORES_AT_A_TIME // protocol.gallery)
+
+    def parts(bar: Progress) -> Iterator[tuple[Ints, Ranks]]:
+        for start in range(0, protocol.queries, block):
+            queries = np.arange(start, min(start + block, protocol.queries))
+            scores = rows(slice(start, start + len(queries)))
+            if scores.shape != (len(queries), protocol.gallery):
+                raise ValueError(
+                    f"rows({start}:{start + len(queries)}) gave {tuple(scores.shape)} similarities, "
+                    f"not {(len(queries), protocol.gallery)}"
+                )
+            if scores.is_floating_point() and not bool(torch.isfinite(scores).all()):
+                bad = start + (~torch.isfinite(scores)).any(1).nonzero()
+                raise ValueError(f"the similarities of {len(bad)} queries (first: {int(bad[0])}) are not finite")
+            yield queries, _ranks(scores, protocol, queries, ties, tolerance)
+            bar(len(queries) * protocol.gallery)
+
+    with Progress(protocol.queries * protocol.gallery, "retrieval", progress) as bar:
+        values = _values(parts(bar), wanted, protocol.queries)
+    return _summary(values, ci, confidence, resamples, seed, per_query)
+
+
+def _ranks(scores: Tensor, protocol: Protocol, queries: Ints, ties: Ties, tolerance: float) -> Ranks:
+    """From the similarities (b, G) of some queries."""
+    pairs = protocol.pairs(queries)
+    matches = pairs.matches(len(queries))
+    row, column, match = (torch.from_numpy(a).to(scores.device) for a in (pairs.row, pairs.column, pairs.match))
+    place = np.arange(len(pairs.row[pairs.match])) - (np.cumsum(matches) - matches)[pairs.row[pairs.match]]
+    if not scores.is_floating_point() or scores.dtype in (torch.float16, torch.bfloat16):
+        scores = scores.double() if scores.element_size() > 2 else scores.float()  # where all of them are exact
+    bounds = scores.new_full((len(queries), int(matches.max(initial=0))), torch.inf)
+    bounds[row[match], torch.from_numpy(place).to(scores.device)] = scores[row[match], column[match]]
+    there = torch.isfinite(bounds)
+    if ties == "pessimistic":
+        bounds = bounds - tolerance
+    else:
+        bounds = torch.nextafter(bounds + tolerance, bounds.new_tensor(torch.inf))
+    scores = scores.index_put((row, column), scores.new_tensor(-torch.inf))  # a copy, with negatives alone
+    scores[:, torch.from_numpy(protocol.junk_columns).to(scores.device)] = -torch.inf
+    bounds, order = bounds.sort(1)
+    before = count_at_least(scores, bounds).flip(1)[there.gather(1, order).flip(1)]
+    ranks = Ranks.of(before.cpu().numpy(), matches)
+    ranks.rank[:] += ranks.place
+    return ranks
+
+
+def _values(parts: Iterable[tuple[Ints, Ranks]], wanted: Sequence[str], queries: int) -> dict[str, Floats]:
+    """Each metric of each query; NaN for those without a match."""
+    values = {name: np.full(queries, np.nan) for name in ("matches", *wanted)}
+    for some, ranks in parts:
+        for name, value in definitions.evaluate(ranks, wanted).items():
+            values[name][some] = value
+        values["matches"][some] = np.where(ranks.matches > 0, ranks.matches, np.nan)
+    return values
+
+
+def _summary(
+    values: dict[str, Floats], ci: bool, confidence: float, resamples: int, seed: int, per_query: bool
+) -> dict[str, Any]:
+    used = ~np.isnan(values.pop("matches"))
+    if not used.any():
+        raise ValueError(
+            f"none of the {len(used)} queries has a match: no item of the gallery has its label and counts for it. "
+            "Are these the right labels?"
+        )
+    result: dict[str, Any] = {name: float(value[used].mean()) for name, value in values.items()}
+    result |= {"queries": int(used.sum()), "queries_without_match": int((~used).sum())}
+    if ci and values:
+        table = np.stack([value[used] for value in values.values()], 1)
+        found = bootstrap.intervals(table, resamples=resamples, confidence=confidence, seed=seed)
+        result["ci"] = {name: (float(low), float(high)) for name, (low, high) in zip(values, found, strict=True)}
+    if per_query:
+        result["per_query"] = values
+    return result
+
+
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")

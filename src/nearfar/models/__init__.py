@@ -1,0 +1,43 @@
+"""From images to embeddings.
+
+image ──► preprocess.py ──► trunk ──► pooling.py ──► heads.py, hashing.py ──► L2
+                             │
+    trunks.py: by name       ├─ convnet.py, efficientnet.py, bn_inception.py, iresnet.py    our own, public key names
+                             └─ hub.py                                                      transformers, LoRA, timm
+
+    embedder.py       all of it as one module: train it, embed folders with it, save and load it
+    extraction.py     many images, decoded ahead of the network, in bounded memory
+    checkpoints.py    weights of others; storage.py: our own files
+
+    >>> import torch
+    >>> from nearfar.models import Embedder
+    >>> model = Embedder("convnet", dimension=16)
+    >>> model(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 16])
+
+Pillow and safetensors are needed, and for some trunks more: the error says what.
+"""
+
+from nearfar.models.embedder import Embedder
+from nearfar.models.extraction import images_in
+from nearfar.models.hashing import HashingHead, HashingPenalty, pack_codes
+from nearfar.models.heads import pca
+from nearfar.models.pooling import Pooling
+from nearfar.models.preprocess import BrokenImageError, Preprocess
+from nearfar.models.trunks import Trunk, TrunkInfo, list_trunks, open_trunk
+
+__all__ = [
+    "BrokenImageError",
+    "Embedder",
+    "HashingHead",
+    "HashingPenalty",
+    "Pooling",
+    "Preprocess",
+    "Trunk",
+    "TrunkInfo",
+    "images_in",
+    "list_trunks",
+    "open_trunk",
+    "pack_codes",
+    "pca",
+]

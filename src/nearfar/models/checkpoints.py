@@ -1,0 +1,59 @@
+"""Weights from files of others: safetensors, or PyTorch's format with nothing in it but tensors. Never a pickle that
+could run code.
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+FromPublic = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+_COUNTERS = ".num_batches_tracked"  # older checkpoints lack them, and nothing here needs them
+_INSIDE = ("state_dict", "model", "model_state_dict", "state_dict_backbone")  # where training checkpoints keep weights
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, by name."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such checkpoint")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read as tensors alone (it is damaged, or holds other objects, which might run code): "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    while isinstance(content, dict) and (inside := [k for k in _INSIDE if isinstance(content.get(k), dict)]):
+        content = content[inside[0]]
+    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        raise ValueError(f"{path} holds no dictionary of tensors")
+    return content
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Put tensors into a module: every name and shape must fit, else an error that lists what does not."""
+    own = module.state_dict()
+    missing = sorted(k for k in own.keys() - weights.keys() if not k.endswith(_COUNTERS))
+    unknown = sorted(k for k in weights.keys() - own.keys() if not k.endswith(_COUNTERS))
+    misshapen = [
+        f"{k} {tuple(weights[k].shape)} for {tuple(own[k].shape)}"
+        for k in sorted(own.keys() & weights.keys())
+        if own[k].shape != weights[k].shape
+    ]
+    for what, names in (("lacks", missing), ("has besides", unknown), ("has in another shape", misshapen)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{source} does not fit this network: it {what} {', '.join(names[:3])}{more}")
+    module.load_state_dict({k: v for k, v in weights.items() if k in own}, strict=False)

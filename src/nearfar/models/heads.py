@@ -1,0 +1,68 @@
+"""From a trunk's features to the embedding."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
+    """Weight (dimension, C) and bias (dimension,) of the linear map x -> W (x - mean) onto the principal components of
+    `features` (N, C), the strongest first.
+
+    Whitened, component i is divided by sqrt(variance_i + mean variance of the C features): the weak ones are mostly
+    noise, which full whitening would make as loud as the rest.
+    """
+    count, channels = features.shape
+    if dimension > min(channels, count - 1):
+        raise ValueError(
+            f"{count} features of {channels} dimensions have at most {min(channels, count - 1)} principal components, "
+            f"not {dimension}"
+        )
+    x = features.detach().double()
+    mean = x.mean(0)
+    covariance = (x - mean).T @ (x - mean) / (count - 1)
+    variances, components = torch.linalg.eigh(covariance)
+    variances, components = variances.flip(0)[:dimension], components.flip(1)[:, :dimension].T
+    if whiten:
+        components = components / (variances + covariance.trace() / channels).sqrt()[:, None]
+    return components.to(features.dtype), -(components @ mean).to(features.dtype)
+
+
+class LinearHead(nn.Module):
+    """W x + b, as the papers start it: He's normal distribution (fan-out), b = 0."""
+
+    def __init__(self, channels: int, dimension: int):
+        super().__init__()
+        self.linear = nn.Linear(channels, dimension)
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.linear(x))
+
+    def start_at(self, weight: Tensor, bias: Tensor) -> None:
+        """Become the linear map."""
+        with torch.no_grad():
+            self.linear.weight.copy_(weight)
+            self.linear.bias.copy_(bias)
+
+
+class MLPHead(nn.Module):
+    """W x + b + V relu(U x + c), V = 0 at first: it starts as the linear head does, then bends."""
+
+    def __init__(self, channels: int, dimension: int, hidden: int):
+        super().__init__()
+        self.skip = LinearHead(channels, dimension)
+        self.up = nn.Linear(channels, hidden)
+        self.down = nn.Linear(hidden, dimension, bias=False)
+        nn.init.kaiming_normal_(self.up.weight, nonlinearity="relu")
+        nn.init.zeros_(self.up.bias)
+        nn.init.zeros_(self.down.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.skip(x) + self.down(functional.relu(self.up(x))))
+
+    def start_at(self, weight: Tensor, bias: Tensor) -> None:
+        """Become the linear map."""
+        self.skip.start_at(weight, bias)
+        nn.init.zeros_(self.down.weight)

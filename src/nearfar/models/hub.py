@@ -1,0 +1,155 @@
+"""Trunks from elsewhere: transformers (`hf:MODEL`), with LoRA through peft, and timm (`timm:MODEL`)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from nearfar.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocess
+
+_BILINEAR = 2  # Pillow's number, which configurations hold; all else, mostly 3, is taken as bicubic
+
+
+class HuggingFaceTrunk(nn.Module):
+    """A vision model of transformers; its last hidden state, a map (N, C, H, W) or tokens (N, T, C)."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.model(pixel_values=images).last_hidden_state)
+
+
+def _vision(model: nn.Module) -> nn.Module:
+    """The half that sees, of models of text and images."""
+    return cast(nn.Module, getattr(model, "vision_model", model))
+
+
+def hugging_face(model: str, *, pretrained: bool = True) -> tuple[HuggingFaceTrunk, Preprocess]:
+    """From the hub, or from a local folder that `save_pretrained` wrote."""
+    transformers = _transformers()
+    try:
+        if pretrained:
+            loaded = transformers.AutoModel.from_pretrained(model, trust_remote_code=False)
+        else:
+            loaded = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(model))
+    except (OSError, ValueError) as error:
+        where = "" if Path(model).is_dir() else f"; {model} is no local folder either"
+        raise ValueError(f"hf:{model} cannot be loaded{where}: {str(error).splitlines()[0]}") from error
+    trunk = HuggingFaceTrunk(_vision(loaded))
+    return trunk, _preprocess_of(model, trunk)
+
+
+def hugging_face_from_config(config: Mapping[str, Any]) -> HuggingFaceTrunk:
+    """With random weights, from what `hugging_face_config` gave: needs no hub."""
+    transformers = _transformers()
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+    return HuggingFaceTrunk(_vision(model))
+
+
+def hugging_face_config(trunk: HuggingFaceTrunk) -> dict[str, Any]:
+    """The model's configuration, as JSON can hold it."""
+    config = json.loads(trunk.model.config.to_json_string(use_diff=False))  # type: ignore[union-attr,operator]
+    # Where it came from is of no use elsewhere, and may be a folder of this machine.
+    return {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError("hf: trunks need transformers: pip install 'nearfar[hub]'") from error
+    return transformers
+
+
+def _preprocess_of(model: str, trunk: HuggingFaceTrunk) -> Preprocess:
+    """As the model's own image processor is configured; ImageNet's customs where it says nothing."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        given, _ = ImageProcessingMixin.get_image_processor_dict(model)
+    except OSError:
+        given = {}
+    native = getattr(trunk.model.config, "image_size", None) or 224
+    size, crop = _edges(given.get("size"), native), _edges(given.get("crop_size"), native)
+    mean = tuple(given.get("image_mean") or IMAGENET_MEAN) if given.get("do_normalize", True) else (0.0,) * 3
+    std = tuple(given.get("image_std") or IMAGENET_STD) if given.get("do_normalize", True) else (1.0,) * 3
+    interpolation: Interpolation = "bilinear" if given.get("resample") == _BILINEAR else "bicubic"
+    if isinstance(size, int):  # the shorter edge, cropped or not
+        if "crop_pct" in given and "crop_size" not in given:  # ConvNeXt and ResNet: `size` is the crop below 384 pixels
+            crop, size = size, (int(size / given["crop_pct"]) if size < 384 else size)
+        elif not given.get("do_center_crop", "crop_size" in given):
+            crop = size
+        height, width = (crop, crop) if isinstance(crop, int) else crop
+        resize: int | None = max(size, height, width)
+        return Preprocess((height, width), resize, mean, std, interpolation)
+    if given.get("do_center_crop", False):
+        height, width = (crop, crop) if isinstance(crop, int) else crop
+        return Preprocess((height, width), max(*size, height, width), mean, std, interpolation)
+    return Preprocess(size, None, mean, std, interpolation)
+
+
+def _edges(size: Any, native: Any) -> int | tuple[int, int]:
+    """A shorter edge, or (height, width): configurations write either in several ways."""
+    if size is None:
+        size = native
+    if isinstance(size, Mapping):
+        if "shortest_edge" in size:
+            return int(size["shortest_edge"])
+        return int(size["height"]), int(size["width"])
+    if isinstance(size, (list, tuple)):
+        return int(size[0]), int(size[-1])
+    return int(size), int(size)
+
+
+def add_lora(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Low-rank adapters in the module's own linear layers, the only part of it left to train.
+
+    Args:
+        options: of `peft.LoraConfig`, such as {"r": 8, "target_modules": ["query", "value"]}.
+
+    References: E. Hu et al., "LoRA", ICLR 2022, arXiv:2106.09685.
+    """
+    try:
+        import peft  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ImportError("lora= needs peft: pip install 'nearfar[lora]'") from error
+    peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+class TimmTrunk(nn.Module):
+    """A model of timm; its unpooled features, a map (N, C, H, W) or tokens (N, T, C)."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = cast(Tensor, self.model.forward_features(images))  # type: ignore[operator]
+        if x.ndim == 4 and x.shape[1] != self.model.num_features and x.shape[3] == self.model.num_features:
+            return x.permute(0, 3, 1, 2)  # Swin and its kin keep the channels last
+        return x
+
+
+def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, Preprocess]:
+    """Any image model of timm, without its classifier."""
+    try:
+        import timm as library  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ImportError("timm: trunks need timm: pip install 'nearfar[timm]'") from error
+    if not library.is_model(model.split(".")[0]):
+        near = library.list_models(f"*{model.split('.')[0]}*")[:3]
+        raise ValueError(f"timm has no model {model!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
+    trunk = TimmTrunk(library.create_model(model, pretrained=pretrained, num_classes=0))
+    config = library.data.resolve_data_config({}, model=trunk.model)
+    _, height, width = config["input_size"]
+    crop = config["crop_pct"]
+    resize = max(height, width, int(max(height, width) / crop)) if config["crop_mode"] == "center" else None
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
+    return trunk, Preprocess((height, width), resize, mean, std, interpolation)

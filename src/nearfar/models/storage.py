@@ -1,0 +1,64 @@
+"""One file for a model: its tensors as safetensors, and in that format's header all the rest as JSON. No pickle."""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+FILE_NAME = "model.safetensors"
+_ENTRY = "nearfar"  # in the header
+_FORMAT = 1
+
+
+def model_file(path: str | os.PathLike[str]) -> Path:
+    """The file itself, or the one in a folder."""
+    path = Path(path)
+    return path / FILE_NAME if path.is_dir() else path
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Path:
+    """Write all or nothing: another process never sees half a file, and a kill leaves the old one."""
+    from safetensors.torch import save_file
+
+    target = model_file(path)
+    try:
+        text = json.dumps({"format": _FORMAT, **description}, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"label names and calibration must be plain JSON: {error}") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {_ENTRY: text})
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and description, or an error that says what is wrong with the file."""
+    from safetensors import SafetensorError, safe_open
+
+    source = model_file(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"{source}: there is no model here")
+    try:
+        with safe_open(source, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{source} is damaged or no safetensors file: {error}") from error
+    if _ENTRY not in header:
+        raise ValueError(f"{source} holds tensors but was not saved by nearfar: open it as weights of a trunk instead")
+    try:
+        description = json.loads(header[_ENTRY])
+        version = description["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the description in {source} is damaged: {error}") from error
+    if version != _FORMAT:
+        raise ValueError(f"{source} has format {version}, this version of nearfar reads {_FORMAT}: upgrade nearfar")
+    return tensors, description

@@ -1,0 +1,298 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearfar.data.features import FeatureCache
+
+DIMENSION = 5
+
+
+def make(folder: Path, count: int) -> list[Path]:
+    """Files that hold their own number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        (folder / f"{i}.txt").write_text(str(i))
+    return [folder / f"{i}.txt" for i in range(count)]
+
+
+def feature(path: Path, view: int = 0) -> np.ndarray:
+    return float(Path(path).read_text()) + 1000 * view + np.arange(DIMENSION) / 10
+
+
+class Encoder:
+    """Reads the files' numbers; remembers what it was asked."""
+
+    def __init__(self, batch: int = 3):
+        self.batch, self.asked = batch, []
+
+    def __call__(self, paths, view):
+        for start in range(0, len(paths), self.batch):
+            chunk = paths[start : start + self.batch]
+            self.asked += [(Path(p).name, view) for p in chunk]
+            yield np.stack([feature(p, view) for p in chunk]).astype(np.float32)
+
+
+def test_computed_once(tmp_path):
+    paths = make(tmp_path / "images", 7)
+    encoder = Encoder()
+    cache = FeatureCache(tmp_path / "cache", "network 1")
+    expected = np.stack([feature(p) for p in paths]).astype(np.float32)
+    seen = []
+    features = cache.compute(paths, encoder, progress=lambda done, total: seen.append((done, total)))
+    np.testing.assert_array_equal(features[:], expected)
+    assert seen == [(0, 7), (3, 7), (6, 7), (7, 7)]
+    assert len(encoder.asked) == 7 and features.shape == (7, DIMENSION) and len(features.missing) == 0
+    again = FeatureCache(tmp_path / "cache", "network 1").compute(paths[::-1], encoder)
+    np.testing.assert_array_equal(again[:], expected[::-1])
+    assert len(encoder.asked) == 7
+    np.testing.assert_array_equal(again[2], expected[4])
+    np.testing.assert_array_equal(again[[5, 1]], expected[[1, 5]])
+    assert again[:].flags.writeable
+
+
+def test_only_what_is_new(tmp_path):
+    paths = make(tmp_path / "images", 9)
+    cache, encoder = FeatureCache(tmp_path / "cache", "k"), Encoder()
+    cache.compute(paths[:4], encoder)
+    encoder.asked.clear()
+    features = cache.compute(paths[::-1], encoder)  # from two shards
+    assert encoder.asked == [(f"{i}.txt", 0) for i in (8, 7, 6, 5, 4)]
+    np.testing.assert_allclose(features.take([0, 8, 4, 5])[:, 0], [8, 0, 4, 3])
+
+
+def test_stale_features_are_never_used(tmp_path):
+    paths = make(tmp_path / "images", 3)
+    for identify in ("file", "content"):
+        encoder = Encoder()
+        cache = FeatureCache(tmp_path / identify, "k", identify=identify)
+        for i, p in enumerate(paths):
+            p.write_text(str(i))
+        cache.compute(paths, encoder)
+        for content, same_time in (("9", False), ("12345", True), ("7", False)):
+            state = paths[1].stat()
+            paths[1].write_text(content)
+            when = state.st_mtime_ns if same_time else state.st_mtime_ns + 1
+            os.utime(paths[1], ns=(when, when))
+            encoder.asked.clear()
+            assert cache.compute(paths, encoder)[1][0] == float(content)
+            assert encoder.asked == [("1.txt", 0)]
+        moved = tmp_path / f"moved-{identify}.txt"
+        moved.write_text(paths[0].read_text())
+        encoder.asked.clear()
+        cache.compute([moved], encoder)
+        assert bool(encoder.asked) == (identify == "file")
+
+
+def test_another_network_or_type_is_another_cache(tmp_path):
+    paths = make(tmp_path / "images", 3)
+    for key, dtype in (("a", "float32"), ("b", "float32"), ("a", "float16")):
+        encoder = Encoder()
+        features = FeatureCache(tmp_path / "cache", key, dtype=dtype).compute(paths, encoder)
+        assert len(encoder.asked) == 3
+        assert features[:].dtype == np.float32
+        np.testing.assert_allclose(features[1], feature(paths[1]), rtol=1e-3)
+    assert sum(p.stat().st_size for p in (tmp_path / "cache").rglob("*.rows")) == 3 * DIMENSION * (4 + 4 + 2)
+
+
+def test_a_key_that_lies(tmp_path):
+    paths = make(tmp_path / "images", 3)
+    FeatureCache(tmp_path / "c", "k").compute(paths[:2], Encoder())
+    with pytest.raises(ValueError, match="holds features of 5 dimensions under this key, not 4"):
+        FeatureCache(tmp_path / "c", "k").compute(paths, lambda p, view: [np.zeros((len(p), 4), np.float32)])
+
+
+def test_views(tmp_path):
+    paths = make(tmp_path / "images", 6)
+    encoder = Encoder()
+    cache = FeatureCache(tmp_path / "cache", "k")
+    cache.compute(paths, encoder)
+    encoder.asked.clear()
+    features = cache.compute(paths, encoder, views=3)
+    assert {view for _, view in encoder.asked} == {1, 2}  # the first was there
+    assert features.views == 3
+    np.testing.assert_allclose(features.take([2, 2, 3], np.array([0, 2, 1]))[:, 0], [2, 2002, 1003])
+    drawn = [int(x[0]) // 1000 for seed in range(40) for x in next(features.batches(batch_size=6, seed=seed))[0]]
+    counts = np.bincount(drawn, minlength=3)
+    assert counts.min() > 50
+
+
+def test_batches(tmp_path):
+    paths = make(tmp_path / "images", 10)
+    features = FeatureCache(tmp_path / "cache", "k").compute(paths, Encoder())
+    labels = [i % 3 for i in range(10)]
+    epoch = list(features.batches(labels, batch_size=4, seed=1))
+    assert [len(x) for x, _ in epoch] == [4, 4, 2]
+    x, y = torch.cat([x for x, _ in epoch]), torch.cat([y for _, y in epoch])
+    assert sorted(x[:, 0].tolist()) == list(range(10))
+    assert (x[:, 0].long() % 3 == y).all()
+    assert x[:, 0].tolist() != list(range(10))
+    assert torch.equal(torch.cat([x for x, _ in features.batches(labels, batch_size=4, seed=1)]), x)
+    assert not torch.equal(torch.cat([x for x, _ in features.batches(labels, batch_size=4, seed=2)]), x)
+    chosen = list(features.batches(sampler=[[1, 2], [9, 1]]))
+    assert [x[:, 0].tolist() for x, _ in chosen] == [[1, 2], [9, 1]]
+    assert [rows.tolist() for _, rows in chosen] == [[1, 2], [9, 1]]
+
+
+def test_broken_images_are_left_out_and_tried_again(tmp_path):
+    paths = make(tmp_path / "images", 6)
+
+    def encode(chosen, view):
+        rows = np.stack([feature(p) if Path(p).exists() else np.full(DIMENSION, np.nan) for p in chosen])
+        yield rows.astype(np.float32)
+
+    paths[2].unlink()
+    cache = FeatureCache(tmp_path / "cache", "k")
+    features = cache.compute(paths, encode)
+    assert features.missing.tolist() == [2]
+    with pytest.raises(ValueError, match="image 2 has no feature"):
+        features.take([1, 2])
+    assert sorted(torch.cat([y for _, y in features.batches(batch_size=2)]).tolist()) == [0, 1, 3, 4, 5]
+    assert [y.tolist() for _, y in features.batches(sampler=[[1, 2, 3]])] == [[1, 3]]
+    paths[2].write_text("2")
+    assert cache.compute(paths, encode).missing.tolist() == []
+
+
+def test_a_file_that_changes_meanwhile(tmp_path):
+    paths = make(tmp_path / "images", 3)
+
+    def encode(chosen, view):
+        rows = np.stack([feature(p) for p in chosen]).astype(np.float32)
+        paths[1].write_text("12345")
+        yield rows
+
+    cache = FeatureCache(tmp_path / "cache", "k")
+    with pytest.raises(RuntimeError, match=r"1\.txt was changed while"):
+        cache.compute(paths, encode)
+    assert cache.compute(paths, Encoder())[1][0] == 12345
+
+
+def test_images_in_memory(tmp_path):
+    images = [np.full((2, 2), i, np.uint8) for i in range(4)]
+    calls = []
+
+    def encode(chosen, view):
+        calls.append(len(chosen))
+        yield np.stack([np.full(DIMENSION, float(image[0, 0])) for image in chosen])
+
+    cache = FeatureCache(tmp_path / "cache", "k")
+    assert cache.compute(images, encode)[3][0] == 3
+    assert cache.compute(images[1:], encode)[:][:, 0].tolist() == [1, 2, 3]
+    assert calls == [4]
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import nearfar.data.features as f
+def feature(path):
+    return float(Path(path).read_text()) + np.arange(5) / 10
+f._COMMIT_BYTES = 100
+def encode(paths, view):
+    for p in paths:
+        time.sleep({pause})
+        print(Path(p).name, flush=True)
+        yield feature(p)[None].astype(np.float32)
+paths = [Path({images!r}) / f"{{i}}.txt" for i in range({count})]
+features = f.FeatureCache({cache!r}, "k").compute(paths, encode)
+assert features[:][:, 0].tolist() == list(range({count})), features[:]
+"""
+
+
+def worker(tmp_path: Path, count: int, pause: float) -> subprocess.Popen:
+    code = WORKER.format(
+        images=str(tmp_path / "images"),
+        cache=str(tmp_path / "cache"),
+        count=count,
+        pause=pause,
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_resumes_after_a_kill(tmp_path):
+    paths = make(tmp_path / "images", 60)
+    process = worker(tmp_path, 60, 0.01)
+    for _ in range(30):
+        process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    # and as a kill in the midst of writing may leave it
+    rows = next((tmp_path / "cache").rglob("*.rows"))
+    with rows.open("ab") as file:
+        file.write(b"\0" * 7)
+    with rows.with_suffix(".ids").open("ab") as file:
+        file.write(b"\0" * 5)
+    encoder = Encoder()
+    features = FeatureCache(tmp_path / "cache", "k").compute(paths, encoder)
+    assert 0 < len(encoder.asked) <= 45  # what had been done by then was kept
+    np.testing.assert_array_equal(features[:], np.stack([feature(p) for p in paths]).astype(np.float32))
+
+
+def test_writers_at_the_same_time(tmp_path):
+    paths = make(tmp_path / "images", 25)
+    processes = [worker(tmp_path, 25, 0.004) for _ in range(2)]
+    deadline = time.monotonic() + 60
+    for process in processes:
+        process.communicate(timeout=deadline - time.monotonic())
+        assert process.returncode == 0
+    encoder = Encoder()
+    features = FeatureCache(tmp_path / "cache", "k").compute(paths, encoder)
+    assert encoder.asked == []
+    np.testing.assert_array_equal(features[:], np.stack([feature(p) for p in paths]).astype(np.float32))
+
+
+def test_a_power_cut_leaves_no_false_feature(tmp_path):
+    """Ids are written after their rows are on the disk; should rows be lost all the same, their ids count for nothing."""
+    paths = make(tmp_path / "images", 8)
+    FeatureCache(tmp_path / "cache", "k").compute(paths, Encoder())
+    rows = next((tmp_path / "cache").rglob("*.rows"))
+    os.truncate(rows, 5 * DIMENSION * 4 + 3)
+    encoder = Encoder()
+    features = FeatureCache(tmp_path / "cache", "k").compute(paths, encoder)
+    assert [name for name, _ in encoder.asked] == ["5.txt", "6.txt", "7.txt"]
+    assert features[:][:, 0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (lambda n: [np.zeros((n + 1, 2), np.float32)], "at least 1 features more than there are images"),
+        (lambda n: [np.zeros((n - 1, 2), np.float32)], "gave 2 features for 3 images"),
+        (lambda n: [np.zeros(n, np.float32)], "must give features"),
+        (lambda n: [np.zeros((n, 2), np.int64)], "must give features"),
+    ],
+)
+def test_bad_encoders(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureCache(tmp_path / "cache", "k").compute(make(tmp_path / "i", 3), lambda p, view: rows(len(p)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f, p: FeatureCache(f, ""), "the key must say"),
+        (lambda f, p: FeatureCache(f, "k", dtype="int8"), "dtype must be"),
+        (lambda f, p: FeatureCache(f, "k", identify="name"), "identify must be"),
+        (lambda f, p: FeatureCache(f, "k").compute(p, Encoder(), views=0), "views must be at least 1"),
+        (lambda f, p: list(FeatureCache(f, "k").compute(p, Encoder()).batches()), "either batch_size, or sampler"),
+        (
+            lambda f, p: list(FeatureCache(f, "k").compute(p, Encoder()).batches([1], batch_size=1)),
+            "1 labels for 2 images",
+        ),
+        (
+            lambda f, p: list(FeatureCache(f, "k").compute(p, Encoder()).batches(batch_size=0)),
+            "batch_size must be at least 1",
+        ),
+    ],
+)
+def test_bad_calls(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path / "cache", make(tmp_path / "i", 2))
