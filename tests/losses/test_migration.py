@@ -344,6 +344,10 @@ def test_mined_anchors_without_negatives() -> None:
     for name in ("NTXentLoss", "TupletMarginLoss"):
         ours, theirs = PRESENT[name].make()
         agree(ours(x, labels, listed) / 2, theirs(x, labels, listed), x)
+    d = torch.cdist(normalize(x), normalize(x))
+    ours, theirs = PRESENT["LiftedStructureLoss"].make()
+    by_distance = d[3, 4].square() / 2 + d[3, 5].square() / 2
+    agree((ours(x, labels, listed) * 2 + by_distance) / 4, theirs(x, labels, listed), x)
     lone = tuple(torch.tensor(t) for t in ([0, 0, 3], [1, 2, 4], [0, 0], [3, 4]))  # 3 has one positive and nothing else
     agree(losses.SupConLoss()(x, labels, lone) * 2, pml.SupConLoss()(x, labels, lone), x)
 

@@ -22,7 +22,6 @@ turns products 2 and 3 into one.
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nearfar.losses.memory import in_huge_pages, keep_freed_memory
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View
@@ -148,7 +148,7 @@ class _Run:
         rows, columns, bias, *parameters = tensors
         assert rows is not None
         if rows.device.type == "cpu":
-            _keep_freed_memory()
+            keep_freed_memory()
         self.plan, self.spec, self.pairs, self.needs = plan, plan.spec, plan.pairs, needs
         dtype = torch.promote_types(
             rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
@@ -177,9 +177,8 @@ class _Run:
         some = columns is not None and self.n > 0 and self.m > 0
         self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
         self.arena: Tensor | None = None
-        new = self.like.new_empty if self.overwritten else self.like.new_zeros
-        self.grad_x = new(rows.shape) if needs[0] else None
-        self.grad_y = self.grad_x if columns is None else new(columns.shape) if needs[1] else None
+        self.grad_x = self._accumulator(rows) if needs[0] else None
+        self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if needs[1] else None
         self.grad_bias = self._zeros((self.m,)) if needs[2] else None
         self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
         self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
@@ -190,6 +189,10 @@ class _Run:
         self.column_parameters: list[Tensor] = []
         if isinstance(plan.spec, StripSpec) and plan.spec.anchors == "proxies":
             self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
+
+    def _accumulator(self, vectors: Tensor) -> Tensor:
+        gradient = in_huge_pages(self.like.new_empty(vectors.shape))
+        return gradient if self.overwritten else gradient.zero_()
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_zeros(shape)
@@ -426,14 +429,6 @@ class _Run:
         return only(None if self.weights.counted is None else self.weights.counted[rows], losses)
 
 
-@functools.cache  # the C library remembers
-def _keep_freed_memory() -> None:
-    """Have the C library keep the memory that tiles free for the next: glibc hands back what is larger than any mapped
-    block freed so far, and fresh pages for every temporary would cost more than the passes over it.
-    """
-    torch.empty(2**24, dtype=torch.uint8)
-
-
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     """total += a b; the first time total = a b, so that a large gradient need not be zeroed."""
     if first:
@@ -522,7 +517,8 @@ class _Tiles:
 
     def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:
-            self.run.arena = self.run.like.new_empty(self.run.plan.budget // self.run.like.element_size())
+            size_of_all = self.run.plan.budget // self.run.like.element_size()
+            self.run.arena = in_huge_pages(self.run.like.new_empty(size_of_all))
         self.used += size
         return self.run.arena[self.used - size : self.used]
 

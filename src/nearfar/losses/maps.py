@@ -336,10 +336,11 @@ class Curriculum:
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         assert n is not None
-        hard = s > torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)
-        factor = torch.where(hard, s + self.t, 1.0)
-        value = torch.mul(s, factor, out=out).mul_(self.scale)
-        return value, factor.add_(s * hard).mul_(self.scale), None
+        hard = (s > torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)).to(s.dtype)
+        more = s.add(self.t - 1).mul_(hard)  # what a hard negative's factor has beyond 1
+        value = torch.addcmul(s, s, more, out=out).mul_(self.scale)
+        slope = more.addcmul_(hard, s)
+        return value, torch.add(_number(self.scale, s), slope, alpha=self.scale, out=slope), None
 
 
 @dataclass(frozen=True)
