@@ -1,27 +1,27 @@
 """The numbers people publish, exact, in bounded memory.
 
-    embeddings, labels ──► inputs.py ──► protocols.py        who queries whom, what is a match, what is ignored
-                                             │
-                           search.py ◄───────┤               tiles of products, none of them kept
-                           counting.py       │               negatives before each match, ties against the model
-                                             ▼
-                                         metrics.py          functions of the ranks: recall@k, map@r, ndcg@k, …
-                                             │
-                                         retrieval.py        retrieval_metrics, rank_metrics
-                                         bootstrap.py        intervals, comparison of two models
+embeddings, labels ──► inputs.py ──► protocols.py        who queries whom, what is a match, what is ignored
+                                         │
+                       search.py ◄───────┤               tiles of products, none of them kept
+                       counting.py       │               negatives before each match, ties against the model
+                                         ▼
+                                     metrics.py          functions of the ranks: recall@k, map@r, ndcg@k, …
+                                         │
+                                     retrieval.py        retrieval_metrics, rank_metrics
+                                     bootstrap.py        intervals, comparison of two models
 
-    hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
-    multi_query.py, reranking.py     re-identification: pooled queries, k-reciprocal re-ranking, query expansion
-    clustering.py                    NMI, AMI
-    verification.py, templates.py,   faces: pairs, templates, identification, thresholds
-    identification.py, calibration.py
-    diagnostics.py, spectrum.py      how an embedding lies in its space
+hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
+multi_query.py, reranking.py     re-identification: pooled queries, k-reciprocal re-ranking, query expansion
+clustering.py                    NMI, AMI
+verification.py, templates.py,   faces: pairs, templates, identification, thresholds
+identification.py, calibration.py
+diagnostics.py, spectrum.py      how an embedding lies in its space
 
-    >>> import torch
-    >>> from nearfar.evaluation import retrieval_metrics
-    >>> embeddings, labels = torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3)
-    >>> retrieval_metrics(embeddings, labels)["recall@1"]
-    1.0
+>>> import torch
+>>> from nearfar.evaluation import retrieval_metrics
+>>> embeddings, labels = torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3)
+>>> retrieval_metrics(embeddings, labels)["recall@1"]
+1.0
 """
 
 from nearfar.evaluation.bootstrap import Difference, compare

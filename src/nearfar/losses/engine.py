@@ -72,7 +72,7 @@ class Plan:
     row_weight: Tensor
     column_weight: Tensor | None = None
     reduction: Literal["mean", "sum", "none"] = "mean"
-    budget: int = 96 * 10**6
+    budget: int = 104 * 10**6
     tile: int = TILE
 
 
@@ -259,7 +259,7 @@ class _Run:
         if isinstance(self.spec, StripSpec):
             # A strip function keeps some dozen temporaries of its strip.
             row_bytes = self.m * self.like.element_size() * len(self.x.raw) // max(1, self.n)
-            height = max(1, self.plan.budget // (12 * max(1, row_bytes)))
+            height = fewest = max(1, self.plan.budget // (12 * max(1, row_bytes)))
             columns = [slice(0, self.m)]
         elif self.plan.same:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
@@ -274,12 +274,22 @@ class _Run:
         else:
             wide = max(WIDEST // self.per_class, min(NARROWEST, WIDEST))
             columns = list(blocks(self.m // self.per_class, min(wide, self.plan.tile)))
-            height = max(min(FEWEST_ROWS, self.plan.tile), self.plan.tile // min(WIDEST, self.m))
-        strips = [[(rows, part) for part in columns] for rows in blocks(self.n, height)]
+            fewest = min(FEWEST_ROWS, self.plan.tile)
+            height = max(fewest, self.plan.tile // min(WIDEST, self.m))
+        strips = [[(rows, part) for part in columns] for rows in self._strips(height, fewest)]
         if self.spec.average == "active" and isinstance(self.spec, LossSpec):  # the weights depend on every row
             yield _Group(slice(0, self.n), [tile for strip in strips for tile in strip])
         else:
             yield from (_Group(strip[0][0], strip) for strip in strips)
+
+    def _strips(self, height: int, fewest: int) -> Iterator[slice]:
+        """Rows of so many at a time; after the first strip, whose tiles have a place of their own, no more than what
+        the budget can keep, if that is enough for products at full speed.
+        """
+        fits = self.plan.budget // max(1, self.m * self.like.element_size())
+        yield slice(0, min(height, self.n))
+        for later in blocks(self.n - height, min(height, max(fewest, fits))):
+            yield slice(height + later.start, height + later.stop)
 
     def _planes(self, columns: slice) -> list[slice]:
         """Of a tile's columns, as the pairs count them: those of the vectors, one plane for each that a class has."""
@@ -511,9 +521,14 @@ class _Tiles:
         # Only the first strip's: its product is what that place is written to first.
         if not (self.hold and self.run.overwritten and grad is not None and i.start == 0):
             return None
-        if self.left == 0 or len(self.group.tiles) == 1 or rows > grad.shape[1]:
+        if self.left == 0 or len(self.group.tiles) == 1:
             return None
-        return grad[j.start * k : j.stop * k].view(-1)[: rows * columns]
+        # Rows that outnumber the dimensions need several such places: the first tiles then take those of later ones,
+        # which are written to only after these have been used.
+        start, places = j.start * k, -(-rows // grad.shape[1])
+        if start * places + columns * places > len(grad):
+            return None
+        return grad[start * places : (start + columns) * places].view(-1)[: rows * columns]
 
     def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:
