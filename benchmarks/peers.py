@@ -148,7 +148,7 @@ PML: dict[str, tuple[Peer, str]] = {
     "NTXentLoss": (_named("NTXentLoss", _same("temperature")), ""),
     "NormFaceLoss": (_named("NormalizedSoftmaxLoss", lambda o: {"temperature": 1 / o.scale}), "as NormalizedSoftmax"),
     "NormalizedSoftmaxLoss": (_named("NormalizedSoftmaxLoss", _same("temperature")), ""),
-    "P2SGradLoss": (_p2s_grad, "class weights normalised in place"),
+    "P2SGradLoss": (_p2s_grad, "differs: class weights normalised in place, outside the gradient"),
     "PNPLoss": (_named("PNPLoss", _same("b", "alpha", "anneal", "variant")), ""),
     "ProxyAnchorLoss": (_named("ProxyAnchorLoss", _same("margin", "alpha")), ""),
     "ProxyNCALoss": (_named("ProxyNCALoss", _same("softmax_scale")), ""),
