@@ -50,7 +50,8 @@ class Embedder(nn.Module):
         layer_norm: normalise the features before the head to mean 0 and variance 1 (Proxy-NCA++).
         parts: stripes of the map, each with a head of its own, such as (1, 2, 3); see `Pooling`.
         head_start: "random"; or "pca", "pca-whiten": principal components, which `fit_head(features)` finds, so that
-            the head starts near the features, where a random one starts below. By default "pca-whiten" with a frozen trunk, else "random".
+            the head starts near the features, where a random one starts below. By default "pca-whiten" with a frozen
+            trunk, else "random".
         freeze_trunk: train the head alone.
         freeze_batch_norm: keep the statistics, scales and shifts of the trunk's batch normalisation as they are.
         warmup_epochs: for so many epochs, only the head is trained; tell the epoch by `start_epoch(epoch)`.
