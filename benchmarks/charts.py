@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from benchmarks.cases import BATCHES, CLASSES, Case
-from benchmarks.implementations import LIMIT
 from benchmarks.results import Key, Row
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; markers differ too.
@@ -177,12 +176,14 @@ def _sweep(
     for ax in axes[-1]:
         ax.set_xlabel(f"{what} (dimension {cases[0].dimension})")
     figure.tight_layout(w_pad=2.5, h_pad=1.5)
+    there = {key[2] for key in rows if key[0] in {case.name for case in cases}} | {"limit"}
+    styles = {name: style for name, style in STYLE.items() if name in there}
     lines = [
         Line2D([], [], color=colour, marker=marker, linestyle=_dashes(name), label=label)
-        for name, (colour, marker, label) in STYLE.items()
+        for name, (colour, marker, label) in styles.items()
     ]
     legend = figure.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 0.99), ncols=4, frameon=False)
-    for text, (colour, *_) in zip(legend.get_texts(), STYLE.values(), strict=True):
+    for text, (colour, *_) in zip(legend.get_texts(), styles.values(), strict=True):
         text.set_color(colour)
     return figure
 
@@ -196,14 +197,15 @@ def _curves(ax: Any, rows: Rows, cases: Sequence[Case], loss: str, field: str, s
     ax.set_yscale("log")
     crosses: list[tuple[float, float, str]] = []
     for name, (colour, marker, _) in reversed(STYLE.items()):  # ours on top
-        key = LIMIT if name == "limit" else loss
-        found = [(size(case), rows[case.name, key, name]) for case in cases if (case.name, key, name) in rows]
-        points = [(x, max(value, 0.1)) for x, row in found if (value := getattr(row, field)) is not None]
+        # The limit as it was measured in turn with ours.
+        key, column = ("nearfar", "limit_ms") if name == "limit" else (name, field)
+        found = [(size(case), rows[case.name, loss, key]) for case in cases if (case.name, loss, key) in rows]
+        points = [(x, max(value, 0.1)) for x, row in found if (value := getattr(row, column)) is not None]
         if not points or (name == "limit" and field == "peak_mb"):
             continue
         ax.plot(*zip(*points, strict=True), color=colour, marker=marker, ms=4.5, lw=1.6, ls=_dashes(name), zorder=3)
         failed = [(x, row.status.partition(":")[0]) for x, row in found if row.status != "ok" and x > points[-1][0]]
-        if failed and len(points) > 1:
+        if failed and len(points) > 1 and name != "limit":
             (x0, y0), (x1, y1), (x, status) = points[-2], points[-1], failed[0]
             y = y1 * (x / x1) ** (math.log(y1 / y0) / math.log(x1 / x0))  # where it was going
             ax.plot([x1, x], [y1, y], color=colour, lw=1.2, ls=":", zorder=2)
