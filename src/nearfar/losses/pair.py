@@ -211,7 +211,12 @@ class NPairsLoss(Loss):
         anchors, positives = pairs.row_order[first], pairs.row_order[first + 1]
         weight = None if sample_weight is None else sample_weight[anchors]
         own = ClassPairs.to_classes(torch.arange(len(first), device=first.device), len(first))
-        loss = super().over_pairs(own, embeddings[anchors], embeddings[positives], None, weight)
+        if not self.any_row_counts(own, "both"):
+            return self.zero(embeddings, shape=(len(embeddings),) if self.reduction == "none" else ())
+        rows, columns = embeddings.index_select(0, anchors), embeddings.index_select(0, positives)
+        # Of one positive, its own term is the row's loss.
+        spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
+        loss = self.evaluate(spec, own, rows, columns, row_weight=weight)
         return loss.new_zeros(len(embeddings)).index_add(0, anchors, loss) if self.reduction == "none" else loss
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
