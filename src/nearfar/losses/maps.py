@@ -332,15 +332,19 @@ class Curriculum:
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return self.slopes(s, n)[0]
+        return self._parts(s, n, out)[0]
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
+        value, hard, more = self._parts(s, n, out)
+        slope = torch.addcmul(more, hard, s, out=more)
+        return value, torch.add(_number(self.scale, s), slope, alpha=self.scale, out=slope), None
+
+    def _parts(self, s: Tensor, n: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The value, which negatives are hard (1 or 0), and what the factor of these has beyond 1."""
         assert n is not None
         hard = (s > torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)).to(s.dtype)
-        more = s.add(self.t - 1).mul_(hard)  # what a hard negative's factor has beyond 1
-        value = torch.addcmul(s, s, more, out=out).mul_(self.scale)
-        slope = more.addcmul_(hard, s)
-        return value, torch.add(_number(self.scale, s), slope, alpha=self.scale, out=slope), None
+        more = s.add(self.t - 1).mul_(hard)
+        return torch.addcmul(s, s, more, out=out).mul_(self.scale), hard, more
 
 
 @dataclass(frozen=True)
