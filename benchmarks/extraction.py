@@ -160,11 +160,11 @@ def measure(
     for case, ours, reference, ratio, note in rows:
         print(f"{case}: {ours:,.0f} against {reference:,.0f}, ratio {ratio:.2f} ({note})", flush=True)
         if out is not None:
-            _append(Row(**results.stamp(), case=case, ours=ours, reference=reference, ratio=ratio, note=note), out)  # type: ignore[arg-type]
+            append(Row(**results.stamp(), case=case, ours=ours, reference=reference, ratio=ratio, note=note), out)  # type: ignore[arg-type]
     return rows
 
 
-def _append(row: Row, path: Path) -> None:
+def append(row: Row, path: Path) -> None:
     new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
