@@ -75,7 +75,11 @@ class Times:
 
 
 def in_turn(step: Callable[[], None], limit: Callable[[], None], effort: Effort) -> tuple[Times, Times]:
-    """The times of the step and of the limit, measured one after the other, so that both see the same machine."""
+    """The times of the step and of the limit, measured one after the other, so that both see the same machine.
+
+    A step that is long enough to be timed by itself follows one that is not timed, as steps follow each other in
+    training: the first after the other's finds that one's memory, and has to ask the system for its own.
+    """
     runs = (limit, step)
     counts = []
     for run in runs:
@@ -85,6 +89,8 @@ def in_turn(step: Callable[[], None], limit: Callable[[], None], effort: Effort)
     start = time.perf_counter()
     while True:
         for run, count, times in zip(runs, counts, taken, strict=True):
+            if count == 1:
+                run()
             times.append(_seconds(run, count))
         repeats, elapsed = len(taken[0]), time.perf_counter() - start
         enough = repeats >= effort.fewest and elapsed > effort.seconds

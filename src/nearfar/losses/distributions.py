@@ -2,6 +2,8 @@
 known, each pair's share in the gradient is a function of its similarity alone, which the engine takes from there.
 """
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -131,37 +133,35 @@ class IntraPairVarianceLoss(WholeBatchLoss):
             return self.zero(embeddings, ref_emb)
         factors = 1 - self.pos_eps, 1 + self.neg_eps
         signs = -1, 1
-        borders = self._means(pairs, embeddings, ref_emb, numbers, [lambda s: s, lambda s: s])
+        look = functools.partial(strips, pairs, embeddings, ref_emb, self.memory_budget)
+        # Two looks at all similarities, or one if they can be kept.
+        kept = list(look()) if self._fits(pairs, embeddings) else None
+        borders = self._means(kept or look(), numbers, [lambda s: s, lambda s: s])
         borders = [border * factor for border, factor in zip(borders, factors, strict=True)]
-        hinges = self._means(
-            pairs,
-            embeddings,
-            ref_emb,
-            numbers,
-            [lambda s, b=b, sign=sign: (sign * (s - b)).relu_() for b, sign in zip(borders, signs, strict=True)],
-        )
+        beyond = [
+            lambda s, b=b, sign=sign: (s - b).mul_(sign).clamp_min_(0) for b, sign in zip(borders, signs, strict=True)
+        ]
+        hinges = self._means(kept or look(), numbers, beyond)
         # The border is factor * mean(s): every pair moves it by factor / number.
         drifts = [-2 * sign * factor * hinge for sign, factor, hinge in zip(signs, factors, hinges, strict=True)]
         maps = [ShiftedHinge(*parts) for parts in zip(signs, borders, drifts, strict=True)]
         spec = _over_all_pairs(maps[0], maps[1], numbers)
         return self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
 
+    def _fits(self, pairs: Pairs, embeddings: Tensor) -> bool:
+        """Whether all similarities, with the two masks, take less than half of the budget."""
+        return len(embeddings) * pairs.columns * (max(4, embeddings.element_size()) + 2) < self.memory_budget // 2
+
     def _means(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        numbers: tuple[float, float],
-        functions: list[Any],
+        self, look: Iterable[tuple[slice, Tensor, Tensor, Tensor]], numbers: tuple[float, float], functions: list[Any]
     ) -> list[Tensor]:
         """The means of the two functions over the positive and over the negative pairs."""
-        sums = [torch.zeros((), dtype=torch.float64, device=embeddings.device)] * 2
-        for _, s, *masks in strips(pairs, embeddings, ref_emb, self.memory_budget):
-            sums = [
-                total + torch.where(mask, f(s), 0).sum(1).sum(dtype=torch.float64)
-                for total, f, mask in zip(sums, functions, masks, strict=True)
-            ]
-        dtype = torch.promote_types(embeddings.dtype, torch.float32)
+        parts = [
+            [torch.where(mask, f(s), 0).sum(1) for f, mask in zip(functions, masks, strict=True)]
+            for _, s, *masks in look
+        ]
+        sums = [torch.cat(side).sum(dtype=torch.float64) for side in zip(*parts, strict=True)]
+        dtype = parts[0][0].dtype
         return [(total / max(1, number)).to(dtype) for total, number in zip(sums, numbers, strict=True)]
 
 
