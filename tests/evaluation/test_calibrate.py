@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from nearfar.evaluation import Threshold, calibrate
 
@@ -47,6 +48,12 @@ def test_by_hand() -> None:
     assert found.threshold == pytest.approx(0.2) and found.precision == 0.75 and found.tar == 1.0
     assert found.target == "precision" and found.wished == 0.7
     assert calibrate([0.9, 0.7, 0.7, 0.3, 0.1], [1, 1, 0, 1, 0], precision=0.8).threshold == pytest.approx(0.8)
+
+
+def test_accepts_scores_of_any_kind() -> None:
+    found = calibrate([0.9, 0.5, 0.1], [True, True, False], far=1.0)
+    for scores in ([0.25, 0.05], np.array([0.25, 0.05]), torch.tensor([0.25, 0.05]).bfloat16().requires_grad_()):
+        assert found.accepts(scores).tolist() == [True, False]
 
 
 def test_is_stored_and_read_again() -> None:

@@ -101,6 +101,60 @@ def test_ties_that_rounding_hides() -> None:
     assert [found[f"rank@{k}"] for k in (1, 3000, 3001)] == [0, 0, 1]
 
 
+@pytest.mark.parametrize("protocol", ["gallery", "megaface"])
+@pytest.mark.parametrize("own", [True, False])
+def test_verification_against_loops(protocol: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearfar.evaluation.identification.STRANGERS_AT_A_TIME", 23)
+    monkeypatch.setattr("nearfar.evaluation.identification.PROBES_AT_A_TIME", 7)
+    rng = np.random.default_rng(6)
+    centres = rng.standard_normal((6, 5))
+    labels, gallery_labels = rng.integers(0, 6, 30), rng.integers(0, 5, 40)
+    probes = (centres[labels] + rng.standard_normal((30, 5))).astype(np.float32)
+    gallery = (centres[gallery_labels] + rng.standard_normal((40, 5))).astype(np.float32)
+    distractors = rng.standard_normal((80, 5)).astype(np.float32)
+    known, known_labels = (probes, labels) if own else (gallery, gallery_labels)
+    s = cosines(probes, known)
+    everybody = [(i, j) for i in range(30) for j in range(len(known))]
+    mates = np.array([s[i, j] for i, j in everybody if labels[i] == known_labels[j] and not (own and i == j)])
+    strangers = cosines(probes, distractors).ravel()
+    if protocol == "gallery":
+        strangers = np.r_[strangers, [s[i, j] for i, j in everybody if labels[i] != known_labels[j]]]
+    fars = (0.0, 1 / len(strangers), 0.01, 0.1, 0.5, 1.0)
+    found = identification_metrics(
+        probes,
+        labels,
+        None if own else gallery,
+        None if own else gallery_labels,
+        distractors=distractors,
+        protocol=protocol,
+        fars=fars,
+    )
+    assert found["stranger_pairs"] == len(strangers)
+    for far in fars:
+        rates = [np.mean(mates >= t) for t in [-2, *(strangers + 1e-9)] if np.mean(strangers >= t) <= far]
+        assert found[f"tar@far={far:g}"] == max(rates), far
+        assert np.mean(strangers >= found[f"threshold@far={far:g}"]) <= far
+    assert 0 < found["tar@far=0.1"] < found["tar@far=0.5"] < found["tar@far=1"] == 1
+
+
+def test_verification_of_a_collapsed_set() -> None:
+    same = np.ones((4, 300), np.float32) * np.array([[1], [2], [0.3], [0.7]], np.float32)
+    found = identification_metrics(same, [0, 0, 1, 1], distractors=same, protocol="megaface", fars=(0.5, 1.0))
+    assert (found["tar@far=0.5"], found["tar@far=1"]) == (0, 1)  # strangers are as similar as mates
+
+
+def test_fewer_strangers_than_the_rate_needs() -> None:
+    with pytest.warns(UserWarning, match="FAR 0.01 cannot be measured with 8 pairs of probe and stranger"):
+        found = identification_metrics(np.eye(4), [0, 0, 1, 1], np.eye(4), [0, 0, 1, 1], fars=(0.01,))
+    assert found["tar@far=0.01"] == 0.5  # each probe has itself for a mate, and another
+
+
+def test_more_scores_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearfar.evaluation.identification.SCORES_KEPT", 10)
+    with pytest.raises(ValueError, match="would keep 12 scores of strangers, and 10 are the most"):
+        identification_metrics(np.eye(4), [0, 0, 1, 1], distractors=np.ones((6, 4)), protocol="megaface", fars=(0.5,))
+
+
 def test_each_turn_counts_in_megaface() -> None:
     # One person: a good pair and a bad picture. Similarities of the pictures: 0-1: 1, 0-2 and 1-2: 0.6.
     probes = np.array([[1, 0], [1, 0], [0.6, 0.8]])
@@ -138,9 +192,13 @@ def test_fewer_unmated_searches_than_the_rate_needs() -> None:
     [
         ({"protocol": "lfw"}, 'protocol must be "gallery" or "megaface", not \'lfw\''),
         ({"protocol": "megaface", "distractors": None}, "give distractors="),
-        ({"ranks": (0, 1)}, "ranks begin with 1, not 0"),
-        ({"ranks": ()}, "ranks begin with 1"),
+        ({"ranks": (0, 1)}, "that begin with 1, not 0"),
+        ({"ranks": (1, 2.5)}, "whole numbers that begin with 1, not 2.5"),
+        ({"fnir_rank": -1}, "begin with 1, not -1"),
+        ({"ranks": ()}, "must name a rank"),
         ({"fpirs": (1.5,)}, "an FPIR is a share"),
+        ({"fars": (0.1, -0.1)}, "a FAR is a share"),
+        ({"distractors": np.ones((0, 4))}, "distractors= are empty"),
         ({"fpirs": (0.1,)}, "needs probes without a mate"),
         ({"gallery": np.eye(4)}, "gallery and gallery_labels go together"),
         ({"probe_labels": [0, 0, 1]}, "3 probe_labels for 4"),

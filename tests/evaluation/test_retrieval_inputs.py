@@ -78,6 +78,10 @@ def test_a_memory_map_is_never_read_whole() -> None:
         lambda c: np.array([("tuple", int(i)) for i in c] + [None], dtype=object)[:-1],
         lambda c: torch.from_numpy(c).to(torch.int32),
         lambda c: np.datetime64("2020-01-01") + c,
+        lambda c: [2**70 + int(i) for i in c],
+        lambda c: [2**63 + int(i) if i % 2 else -int(i) for i in c],  # which numpy would make floats
+        lambda c: [int(i // 2) if i % 2 else str(i // 2) for i in c],  # which numpy would make equal
+        lambda c: tuple(c.tolist()),
     ],
 )
 def test_any_label(convert: Any) -> None:
@@ -90,6 +94,28 @@ def test_labels_of_two_widths() -> None:
     options = {"gallery": X, "gallery_labels": big.astype(np.uint64)}
     assert retrieval_metrics(X, big.astype(np.int64), **options) == both  # which numpy would compare as float64
     assert retrieval_metrics(X, LABELS.astype(np.int16), gallery=X, gallery_labels=LABELS.astype(np.uint8)) == both
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.datetime64("NaT")])
+def test_missing_labels(missing: Any) -> None:
+    labels = np.array([f"class {i}" for i in LABELS], dtype=object)
+    labels[[7, 9]] = missing
+    with pytest.raises(ValueError, match=r"2 of 60 labels are missing \(None, NaN or NaT; first: 7\)"):
+        retrieval_metrics(X, labels)
+
+
+@pytest.mark.parametrize("junk", [3, np.int64(3), [3], (3,), {3}, np.array([3]), torch.tensor([3]), torch.tensor(3)])
+def test_junk_of_any_kind(junk: Any) -> None:
+    kept = LABELS != 3
+    expected = retrieval_metrics(X[kept], LABELS[kept])
+    found = retrieval_metrics(X, LABELS, junk=junk)
+    assert {**found, "queries_without_match": 0} == pytest.approx(expected | {"queries_without_match": 0})
+    assert found["queries_without_match"] - expected["queries_without_match"] == (~kept).sum() > 0
+
+
+def test_ks_may_be_an_array() -> None:
+    assert retrieval_metrics(X, LABELS, np.array([1, 2, 4, 8])) == EXPECTED
+    assert retrieval_metrics(X, LABELS, [10**12])["ndcg@1000000000000"] < 1
 
 
 def test_bad_rows_are_counted_and_named() -> None:
@@ -124,6 +150,10 @@ def test_large_and_small_numbers() -> None:
         ((X[:, :0], LABELS), ValueError, "no dimensions"),
         ((X.tolist(), LABELS), TypeError, "torch.Tensor or a numpy array, not list"),
         ((X.astype(int), LABELS), TypeError, "floating point"),
+        ((torch.from_numpy(X).to_sparse(), LABELS), TypeError, r"sparse_coo tensor: call to_dense"),
+        ((np.ma.masked_array(X, X > 0.5), LABELS), TypeError, "masked array"),
+        ((X.astype(np.float64) * 1e-60, LABELS), ValueError, "60 or more of 60 .* so small that float32"),
+        ((X, np.array([[1], *range(59)], dtype=object)), TypeError, "unhashable type: 'list'.*: give integers"),
         ((X, LABELS[:59]), ValueError, "59 labels for 60 embeddings"),
         ((X, LABELS.astype(np.float64)), TypeError, "does not hold every whole number"),
         ((X, torch.from_numpy(LABELS).float()), TypeError, "integers or strings"),
@@ -153,6 +183,9 @@ def test_wrong_arguments(arguments: tuple, error: type[Exception], message: str)
         ({"cameras": LABELS, "gallery_cameras": LABELS}, ValueError, "go with a gallery"),
         ({"cameras": LABELS[:4]}, ValueError, "4 cameras for 60"),
         ({"ids": LABELS[:4]}, ValueError, "4 ids for 60"),
+        ({"gallery": X, "gallery_labels": LABELS * 0}, ValueError, "all gallery items share one label"),
+        ({"junk": "3"}, TypeError, "junk='3' can never be equal to labels that are int64"),
+        ({"ks": 5}, TypeError, r"ks must be several whole numbers, such as \(5,\)"),
         ({"ks": (0,)}, ValueError, "whole numbers from 1 up, not 0"),
         ({"ks": (1.5,)}, ValueError, "whole numbers from 1 up, not 1.5"),
         ({"ks": (), "metrics": "recall"}, ValueError, "needs ks"),
@@ -182,6 +215,11 @@ def test_wrong_scores() -> None:
         rank_metrics(lambda rows: bad[rows], LABELS, metrics="nmi")
     with pytest.raises(ValueError, match="ties must be"):
         rank_metrics(lambda rows: bad[rows], LABELS, ties="x")
+    with pytest.raises(TypeError, match=r"must give a torch\.Tensor, not ndarray"):
+        rank_metrics(lambda rows: bad[rows].numpy(), LABELS)
+    for options in ({"tolerance": -1}, {"tolerance": float("nan")}, {"block": 0}):
+        with pytest.raises(ValueError, match=r"must not be negative, nor block=.* less than 1"):
+            rank_metrics(lambda rows: torch.zeros(60, 60)[rows], LABELS, **options)
 
 
 def test_duplicates_are_found() -> None:

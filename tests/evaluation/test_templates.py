@@ -45,6 +45,18 @@ def test_frames_of_one_video_count_once() -> None:
     np.testing.assert_allclose(found.embeddings, [[0.5**0.5, 0.5**0.5]], atol=1e-7)
 
 
+@pytest.mark.parametrize("keep_norms", [True, False])
+def test_very_short_and_very_long_vectors(keep_norms: bool) -> None:
+    """Which float32 holds, but not the squares of, nor the sum of a picture and its mirror image."""
+    x, flipped = np.eye(3, dtype=np.float32)[[0, 1]], np.eye(3, dtype=np.float32)[[0, 2]]
+    wished = pool_templates(x, [0, 1], [0, 0], flipped=flipped, keep_norms=keep_norms).embeddings
+    np.testing.assert_allclose(wished, [[1, 0, 0], [0, 0.5**0.5, 0.5**0.5]], atol=1e-7)
+    for scale in (1e-30, 3e38):
+        short = x * np.float32(scale), flipped * np.float32(scale)
+        found = pool_templates(short[0], [0, 1], [0, 0], flipped=short[1], keep_norms=keep_norms).embeddings
+        np.testing.assert_allclose(found, wished, atol=1e-7)
+
+
 def test_what_cancels_stays_zero() -> None:
     found = pool_templates(np.array([[1.0, 0], [-1.0, 0]]), [0, 0], [1, 2])
     assert found.embeddings.tolist() == [[0, 0]]

@@ -194,6 +194,21 @@ def test_scores_may_be_tensors(dtype: torch.dtype) -> None:
     assert verification_metrics(scores, same, fars=())["threshold"] == 0.375
 
 
+def test_whole_numbers_are_not_rounded() -> None:
+    scores, same = np.array([2**53, 2**53 + 1]), [False, True]
+    with pytest.raises(ValueError, match=r"int64 beyond 2\^53"):
+        verification_metrics(scores, same, fars=())
+    assert verification_metrics(scores - 2**53, same, fars=())["auc"] == 1
+    with pytest.raises(TypeError, match="scores must be numbers, not <U1"):
+        verification_metrics(["a", "b"], same)
+
+
+def test_the_number_of_folds_may_be_any_integer() -> None:
+    scores, same = np.arange(8.0) % 3, np.arange(8) % 2 == 0
+    expected = verification_metrics(scores, same, folds=2, fars=())
+    assert verification_metrics(scores, same, folds=np.int32(2), fars=()) == expected
+
+
 def test_pair_scores_are_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((20, 7)), rng.standard_normal((9, 7))

@@ -2,8 +2,8 @@
 
 embeddings, labels ──► inputs.py ──► protocols.py        who queries whom, what is a match, what is ignored
                                          │
-                       search.py ◄───────┤               tiles of products, none of them kept
-                       counting.py       │               negatives before each match, ties against the model
+           vectors.py, search.py ◄───────┤               tiles of products, none of them kept
+           counting.py, ties.py          │               negatives before each match, ties against the model
                                          ▼
                                      metrics.py          functions of the ranks: recall@k, map@r, ndcg@k, …
                                          │
@@ -11,7 +11,8 @@ embeddings, labels ──► inputs.py ──► protocols.py        who queries
                                      bootstrap.py        intervals, comparison of two models
 
 hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
-multi_query.py, reranking.py     re-identification: pooled queries, k-reciprocal re-ranking, query expansion
+multi_query.py, reranking.py,    re-identification: pooled queries, k-reciprocal re-ranking, query expansion, and
+neighbours.py                    lists of the nearest
 clustering.py                    NMI, AMI
 verification.py, templates.py,   faces: pairs, templates, identification, thresholds
 identification.py, calibration.py

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.evaluation import inputs
 from nearfar.evaluation.verification import ScoredPairs
 
 
@@ -28,7 +29,8 @@ class Threshold:
 
     def accepts(self, scores: Any) -> npt.NDArray[np.bool_]:
         """Whether each score is accepted."""
-        return np.asarray(scores) >= self.threshold
+        accepted: npt.NDArray[np.bool_] = inputs.to_numpy(scores) >= self.threshold
+        return accepted
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words, to be stored with a model; `Threshold(**stored)` reads them."""

@@ -7,13 +7,44 @@ only, a negative so near to a bound that rounding could decide is not counted bu
 b: queries, g: gallery items of a tile, R: bounds, one for each match of a query, rising, the rows filled up with ∞.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
-COMPARE_UP_TO = 32  # bounds; with more of them, sorting the scores is faster than a comparison with each
-DOUBTS_UP_TO = 1 / 128  # of a tile's scores; with more of them, it is faster to compute them all again
-COLUMN = 2**32 - 1
+COMPARE_UP_TO = 16  # bounds; with more of them, sorting the scores is faster than a comparison with each
+DOUBTS_UP_TO = 1 / 256  # of a tile's scores; with more of them, it is faster to compute them all again
+DOUBTFUL_AT_A_TIME = 256  # rows that are looked through for them
+
+
+class _Doubts:
+    """Scores between the two ends of a bound, so many of them at the most."""
+
+    def __init__(self, allowed: int):
+        self._allowed = allowed
+        self._found: list[Tensor] = []
+
+    @property
+    def too_many(self) -> bool:
+        return self._allowed < 0
+
+    def look(self, scores: Tensor, low: Tensor, high: Tensor, row: Tensor, bound: Tensor, names: Tensor) -> None:
+        """In the given rows of the scores, each for its own bound between low and high (n,), which some score is in.
+        `names` are what all the rows are called.
+        """
+        if len(row) > self._allowed:  # there is one in each at least
+            self._allowed = -1
+            return
+        for start in range(0, len(row), DOUBTFUL_AT_A_TIME):
+            part = slice(start, start + DOUBTFUL_AT_A_TIME)
+            near = scores[row[part]]
+            at, column = ((near >= low[part, None]) & (near < high[part, None])).nonzero().unbind(1)
+            self._found.append(torch.stack([names[row[part][at]], column, bound[part][at]], 1))
+            self._allowed -= len(at)
+            if self.too_many:
+                return
+
+    def found(self, device: torch.device) -> Tensor:
+        """(n, 3): row, column, bound."""
+        return torch.cat([torch.empty(0, 3, dtype=torch.int64, device=device), *self._found])
 
 
 def tally(scores: Tensor, low: Tensor, high: Tensor, memory: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -27,71 +58,62 @@ def tally(scores: Tensor, low: Tensor, high: Tensor, memory: Tensor) -> tuple[Te
 
     Returns the counts (b, R) of `scores >= high`, and the doubts (n, 3): row, column, bound. None if these are many.
     """
-    return _compare(scores, low, high, memory) if low.shape[1] <= COMPARE_UP_TO else _sort(scores, low, high)
-
-
-def _compare(scores: Tensor, low: Tensor, high: Tensor, memory: Tensor) -> tuple[Tensor, Tensor] | None:
     counts = torch.zeros(low.shape, dtype=torch.int64, device=low.device)
-    doubts, allowed = [], int(scores.numel() * DOUBTS_UP_TO)
+    doubts = _Doubts(int(scores.numel() * DOUBTS_UP_TO))
     top = scores.amax(1)
+    # Bounds rise, so fewer and fewer rows have a score that reaches them; with good embeddings soon none.
+    reaching = [rows for rows in (top[:, None] >= low).sum(0).tolist() if rows]
+    if len(reaching) <= COMPARE_UP_TO:
+        _compare(scores, top, reaching, low, high, memory, counts, doubts)
+    else:
+        _sort(scores, top, low[:, : len(reaching)], high[:, : len(reaching)], memory, counts, doubts)
+    return None if doubts.too_many else (counts, doubts.found(low.device))
+
+
+def _compare(
+    scores: Tensor,
+    top: Tensor,
+    reaching: list[int],
+    low: Tensor,
+    high: Tensor,
+    memory: Tensor,
+    counts: Tensor,
+    doubts: _Doubts,
+) -> None:
+    """With one bound after the other, each of which so many rows reach."""
     rows = torch.arange(len(scores), device=scores.device)
     low, high = low.t().contiguous(), high.t().contiguous()  # comparisons are fast with what is contiguous
     buffer = _shaped(memory, scores)
-    # Bounds rise, so fewer and fewer rows have a score that reaches them; with good embeddings soon none.
-    for j, reached in enumerate((top >= low).sum(1).tolist()):
-        if reached == 0:
-            break
+    for j, reached in enumerate(reaching):
         if reached <= len(rows) // 2:
             kept = (top >= low[j]).nonzero().flatten()
             scores, top, low, high, rows = scores[kept], top[kept], low[:, kept], high[:, kept], rows[kept]
             buffer = _shaped(memory, scores)
         sure = _count(scores, high[j], buffer)
         counts[rows, j] = sure
-        open_rows = (_count(scores, low[j], buffer) - sure).nonzero().flatten()
-        if len(open_rows):
-            near = scores[open_rows]
-            row, column = ((near >= low[j, open_rows, None]) & (near < high[j, open_rows, None])).nonzero().unbind(1)
-            doubts.append(torch.stack([rows[open_rows[row]], column, torch.full_like(row, j)], 1))
-            allowed -= len(row)
-            if allowed < 0:
-                return None
-    return counts, torch.cat(doubts) if doubts else rows.new_empty(0, 3)
+        row = (_count(scores, low[j], buffer) - sure).nonzero().flatten()
+        doubts.look(scores, low[j, row], high[j, row], row, torch.full_like(row, j), rows)
+        if doubts.too_many:
+            return
 
 
-def _sort(scores: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor] | None:
-    # Sorted whole numbers, each a score and its column.
-    width = scores.shape[1]
-    keys = _key(scores.contiguous()).bitwise_or_(torch.arange(width, device=scores.device))
-    keys = _sorted(keys)
-    low, high = _key(low), _key(high)
-    counts = width - torch.searchsorted(keys, low)
-    # Of the scores that reach `low`, the least come first. Those below `high` are doubts.
-    row, bound = (counts > 0).nonzero().unbind(1)
-    at = width - counts[row, bound]
-    doubts, allowed = [], int(scores.numel() * DOUBTS_UP_TO)
-    while len(row):
-        key = keys[row, at]
-        doubtful = (key < high[row, bound]).nonzero().flatten()
-        row, bound, at = row[doubtful], bound[doubtful], at[doubtful] + 1
-        doubts.append(torch.stack([row, key[doubtful] & COLUMN, bound], 1))
-        counts[row, bound] -= 1
-        allowed -= len(row)
-        if allowed < 0:
-            return None
-        inside = (at < width).nonzero().flatten()
-        row, bound, at = row[inside], bound[inside], at[inside]
-    return counts, torch.cat(doubts) if doubts else counts.new_empty(0, 3)
-
-
-def _key(scores: Tensor) -> Tensor:
-    """Whole numbers that are ordered as float32 scores are, and leave 32 bits free."""
-    bits = scores.view(torch.int32)
-    return torch.bitwise_xor(bits, (bits >> 31) & 0x7FFFFFFF).to(torch.int64).bitwise_left_shift_(32)
-
-
-def _sorted(rows: Tensor) -> Tensor:
-    """Each row, rising. On the CPU by numpy, which is ten times as fast as torch."""
-    return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(1).values
+def _sort(
+    scores: Tensor, top: Tensor, low: Tensor, high: Tensor, memory: Tensor, counts: Tensor, doubts: _Doubts
+) -> None:
+    """The scores of each row, and seek all of its bounds among them."""
+    rows = (top >= low[:, 0]).nonzero().flatten()
+    if len(rows) < len(scores):
+        scores, low, high = scores[rows], low[rows], high[rows]
+    low, width = low.contiguous(), scores.shape[1]
+    ordered = _sort_rows(memory[: scores.numel()].view(scores.shape).copy_(scores))
+    at = torch.searchsorted(ordered, low)
+    # The least score that reaches `low` tells whether any are below `high`.
+    row, bound = ((ordered.gather(1, at.clamp_max(width - 1)) < high) & (at < width)).nonzero().unbind(1)
+    doubts.look(scores, low[row, bound], high[row, bound], row, bound, rows)
+    if not doubts.too_many:
+        counts[rows, : low.shape[1]] = width - at
+        row, _, bound = doubts.found(rows.device).unbind(1)
+        counts.index_put_((row, bound), torch.full_like(row, -1), accumulate=True)
 
 
 def count_at_least(scores: Tensor, bounds: Tensor) -> Tensor:
@@ -100,7 +122,16 @@ def count_at_least(scores: Tensor, bounds: Tensor) -> Tensor:
         buffer = torch.empty_like(scores)
         counts = [_count(scores, bounds[:, j], buffer) for j in range(bounds.shape[1])]
         return torch.stack(counts, 1) if counts else torch.zeros_like(bounds, dtype=torch.int64)
-    return scores.shape[1] - torch.searchsorted(_sorted(scores.contiguous()), bounds.contiguous())
+    ordered = _sort_rows(scores.clone(memory_format=torch.contiguous_format))
+    return scores.shape[1] - torch.searchsorted(ordered, bounds.contiguous())
+
+
+def _sort_rows(rows: Tensor) -> Tensor:
+    """Each row, rising, in place. On the CPU by numpy, which is ten times as fast as torch."""
+    if rows.device.type != "cpu":
+        return rows.sort(1).values
+    rows.numpy().sort(axis=1)
+    return rows
 
 
 def _shaped(memory: Tensor, scores: Tensor) -> Tensor:

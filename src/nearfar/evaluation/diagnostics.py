@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from nearfar.evaluation import inputs
-from nearfar.evaluation.neighbours import TIED, products
+from nearfar.evaluation.neighbours import products
+from nearfar.evaluation.progress import Progress
 from nearfar.evaluation.spectrum import Spectrum, spectrum
+from nearfar.evaluation.ties import TIED
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -106,6 +108,7 @@ def diagnose(
     k: int = 10,
     anchors: int | None = None,
     seed: int = 0,
+    progress: bool | None = None,
     device: torch.device | str | None = None,
 ) -> Diagnosis:
     """Diagnose labelled embeddings: exact, over all pairs, in blocks of rows.
@@ -121,6 +124,7 @@ def diagnose(
         anchors: compare only so many rows, drawn without replacement with `seed`, with all others. The histogram,
             uniformity, the per-sample values and hubness are then those of the drawn rows; alignment, density and the
             spectrum are exact still.
+        progress: show a bar; None: on a terminal, if it takes long.
         device: where to compute; that of `embeddings` if it is a tensor, else the CPU.
     """
     rows = inputs.Rows(embeddings, "embeddings", device)
@@ -137,8 +141,11 @@ def diagnose(
         drawn = np.sort(np.random.default_rng(seed).choice(n, anchors, replace=False))
     pairs = _AllPairs(x, codes, bins, min(k, n - 1))
     step = max(1, SIMILARITIES_AT_A_TIME // n)
-    for start in range(0, len(drawn), step):
-        pairs.add(drawn[start : start + step])
+    with Progress(len(drawn) * n, "diagnosis", progress) as bar:
+        for start in range(0, len(drawn), step):
+            some = drawn[start : start + step]
+            pairs.add(some)
+            bar(len(some) * n)
     original = np.argsort(order[drawn])  # the anchors as they were given
     hardest_positive, easiest_positive, hardest_negative = (
         torch.cat(parts).cpu().numpy()[original]

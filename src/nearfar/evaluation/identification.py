@@ -1,8 +1,9 @@
 """Identification: who is it, among many? Every comparison is counted against strangers that may be millions."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +12,15 @@ import torch
 from torch import Tensor
 
 from nearfar.evaluation import inputs
-from nearfar.evaluation.neighbours import TIED, products
+from nearfar.evaluation.neighbours import products
+from nearfar.evaluation.progress import Progress
+from nearfar.evaluation.ties import TIED
+from nearfar.evaluation.verification import check_rate
 
 Protocol = Literal["gallery", "megaface"]
 STRANGERS_AT_A_TIME = 2**14  # rows of gallery or distractors that are read at a time
 PROBES_AT_A_TIME = 2**10
+SCORES_KEPT = 2**24  # of strangers, for TAR at FAR
 
 
 def identification_metrics(
@@ -29,6 +34,8 @@ def identification_metrics(
     ranks: Sequence[int] = (1, 5, 10),
     fpirs: Sequence[float] = (),
     fnir_rank: int | None = 1,
+    fars: Sequence[float] = (),
+    progress: bool | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, float]:
     """Rank-k identification rates, closed and open set, by cosine similarity.
@@ -50,20 +57,18 @@ def identification_metrics(
     most F (strictly), `fnir@fpir=F` is the share of mated searches whose mate is below t or beyond rank `fnir_rank`
     (None: whatever its rank), and `threshold@fpir=F` is t.
 
+    Verification, with `fars`: every probe is compared with everybody, one to one. `tar@far=F` is the share of pairs of
+    probe and mate that reach the lowest threshold, `threshold@far=F`, which at most the share F of the pairs of probe
+    and stranger reaches; `stranger_pairs` is how many of these there are. With `protocol="megaface"` and F = 1e-6 it is
+    MegaFace's verification number. Only the highest scores of strangers are kept, up to 2^24 of them.
+
     Args:
         probes: (P, D), gallery: (G, D), distractors: (M, D): tensors, arrays or memory maps.
         probe_labels: (P,), gallery_labels: (G,): numbers or strings.
+        progress: show a bar; None: on a terminal, if it takes long.
         device: where to compute; that of `probes` if it is a tensor, else the CPU.
     """
-    if protocol not in ("gallery", "megaface"):
-        raise ValueError(f'protocol must be "gallery" or "megaface", not {protocol!r}')
-    if protocol == "megaface" and distractors is None:
-        raise ValueError('protocol="megaface" hides each mate among distractors: give distractors=')
-    if not ranks or min(ranks) < 1 or (fnir_rank is not None and fnir_rank < 1):
-        raise ValueError(f"ranks begin with 1, not {min(ranks, default=None)} (fnir_rank={fnir_rank})")
-    for fpir in fpirs:
-        if not 0 <= fpir <= 1:
-            raise ValueError(f"an FPIR is a share between 0 and 1, not {fpir}")
+    _check_options(protocol, distractors, ranks, fpirs, fnir_rank, fars)
     if (gallery is None) != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels go together")
     searched = inputs.Rows(probes, "probes", device)
@@ -72,57 +77,136 @@ def identification_metrics(
     for rows in (known, strangers):
         if rows is not None and rows.dimension != searched.dimension:
             raise ValueError(f"{rows.name} have {rows.dimension} dimensions, but the probes {searched.dimension}")
+    if strangers is not None and not len(strangers):
+        raise ValueError("distractors= are empty: leave them out, or give some")
     labels, known_labels = inputs.encode(
         inputs.labels(probe_labels, len(searched), "probe_labels"),
         None if gallery is None else inputs.labels(gallery_labels, len(known), "gallery_labels"),
         "labels",
     )
-    mates = np.bincount(known_labels, minlength=int(labels.max(initial=-1)) + 1)[labels] - (gallery is None)
+    alike = np.bincount(known_labels, minlength=int(labels.max(initial=-1)) + 1)[labels]
+    mates = alike - (gallery is None)  # but itself
     if not (mates > 0).any():
         raise ValueError("no probe has a mate in the gallery: do probe_labels and gallery_labels name people alike?")
     if fpirs and (mates > 0).all():
         raise ValueError(
             "an open-set test needs probes without a mate, and all have one: leave out fpirs=, or add such"
         )
-    if strangers is None and (mates + (gallery is None) == len(known))[mates > 0].all():
+    if strangers is None and (alike == len(known))[mates > 0].all():
         raise ValueError("there is nobody to be mistaken for: the whole gallery has one label, and no distractors")
 
-    x = searched.normalized(slice(None))
-    device = searched.device
-    best = torch.full((len(x), max(*ranks, fnir_rank or 1)), -torch.inf, device=device)
-    if strangers is not None:
-        for part in _parts(len(strangers)):
-            _meet_strangers(best, x, strangers.normalized(part))
-    codes, known_codes = torch.from_numpy(labels).to(device), torch.from_numpy(known_labels).to(device)
     others_count = protocol == "gallery"
+    distractor_count = 0 if strangers is None else len(strangers)
+    stranger_pairs = len(searched) * distractor_count + others_count * int((len(known) - alike).sum())
+    allowed = _allowed(max(fars), stranger_pairs) if fars else -1
+    x = searched.normalized(slice(None))
+    met = _Strangers(len(x), max(*ranks, fnir_rank or 1), allowed, x.device)
+    codes, known_codes = torch.from_numpy(labels).to(x.device), torch.from_numpy(known_labels).to(x.device)
     probe, score = [], []
-    for part in _parts(len(known)):
-        own = part.start if gallery is None else None
-        found = _meet_gallery(best, x, codes, known.normalized(part), known_codes[part], own, others_count)
-        probe.append(found[0])
-        score.append(found[1])
-    searches = _Searches(
-        best.cpu().numpy(), *_best_of_each(torch.cat(probe), torch.cat(score), len(x), others_count), mates == 0
-    )
+    with Progress(len(x) * (len(known) + distractor_count), "identification", progress) as bar:
+        for _, some, similarities in _blocks(x, strangers, bar):
+            met.meet(some, similarities)
+        for part, some, similarities in _blocks(x, known, bar):
+            mate = codes[some, None] == known_codes[part]
+            if others_count:
+                met.meet(some, similarities.masked_fill(mate, -torch.inf))
+            if gallery is None:
+                _leave_itself_out(mate, some.start, part.start)
+            row, column = mate.nonzero(as_tuple=True)
+            probe.append(row + some.start)
+            score.append(similarities[row, column])
+    pairs = torch.cat(probe), torch.cat(score)
+    searches = _Searches(met.nearest.cpu().numpy(), *_best_of_each(*pairs, len(x), others_count), mates == 0)
     result = {f"rank@{k}": searches.identified(k) for k in ranks}
     for fpir in fpirs:
         threshold = searches.threshold(fpir)
         result[f"fnir@fpir={fpir:g}"] = searches.missed(threshold, fnir_rank)
         result[f"threshold@fpir={fpir:g}"] = threshold
+    if fars:
+        mate_scores, stranger_scores = pairs[1].cpu().numpy(), met.highest()
+        for far in fars:
+            if 0 < far < 1 / stranger_pairs:
+                warnings.warn(
+                    f"FAR {far:g} cannot be measured with {stranger_pairs} pairs of probe and stranger: "
+                    f"tar@far={far:g} is that at no false accept",
+                    stacklevel=2,
+                )
+            threshold = _above(stranger_scores, _allowed(far, stranger_pairs))
+            result[f"tar@far={far:g}"] = float(np.mean(mate_scores >= threshold))
+            result[f"threshold@far={far:g}"] = threshold
+        result["stranger_pairs"] = stranger_pairs
     return result | {
         "mated_searches": len(searches.probe),
         "unmated_searches": int((mates == 0).sum()),
-        "distractors": 0 if strangers is None else len(strangers),
+        "distractors": distractor_count,
     }
+
+
+def _check_options(
+    protocol: str,
+    distractors: Any,
+    ranks: Sequence[int],
+    fpirs: Sequence[float],
+    fnir_rank: int | None,
+    fars: Sequence[float],
+) -> None:
+    if protocol not in ("gallery", "megaface"):
+        raise ValueError(f'protocol must be "gallery" or "megaface", not {protocol!r}')
+    if protocol == "megaface" and distractors is None:
+        raise ValueError('protocol="megaface" hides each mate among distractors: give distractors=')
+    if not ranks:
+        raise ValueError("ranks= must name a rank, such as (1, 5)")
+    for rank in (*ranks, fnir_rank or 1):
+        if not isinstance(rank, Integral) or rank < 1:
+            raise ValueError(f"ranks are whole numbers that begin with 1, not {rank!r}")
+    for name, rates in (("an FPIR", fpirs), ("a FAR", fars)):
+        for rate in rates:
+            check_rate(rate, name)
+
+
+class _Strangers:
+    """What is kept of the strangers that were met: of each probe the nearest, of all pairs the highest scores.
+
+    Args:
+        depth: how many of the nearest.
+        allowed: one more than this many of the highest scores, so none for -1.
+    """
+
+    def __init__(self, probes: int, depth: int, allowed: int, device: torch.device):
+        if allowed >= SCORES_KEPT:
+            raise ValueError(
+                f"the largest of fars= would keep {allowed:,} scores of strangers, and {SCORES_KEPT:,} are the most: "
+                "ask for smaller rates, or give fewer distractors"
+            )
+        self.nearest = torch.full((probes, depth), -torch.inf, device=device)  # falling; -inf where there is none
+        self._kept = allowed + 1
+        self._scores = [torch.empty(0, device=device)]
+        self._least = -torch.inf  # of the highest scores
+
+    def meet(self, probes: slice, similarities: Tensor) -> None:
+        """Some of them, (probes, strangers); -inf for who is none."""
+        best = self.nearest[probes]
+        depth = min(best.shape[1], similarities.shape[1])
+        top = similarities.amax(1, keepdim=True) if depth == 1 else similarities.topk(depth, dim=1).values
+        best.copy_(torch.cat([best, top], 1).topk(best.shape[1], dim=1).values)
+        if self._kept:
+            self._scores.append(similarities[similarities > self._least])
+            if sum(map(len, self._scores)) > 2 * self._kept:
+                kept = torch.cat(self._scores)
+                kept = kept.topk(self._kept, sorted=False).values
+                self._scores, self._least = [kept], float(kept.min())
+
+    def highest(self) -> npt.NDArray[np.float32]:
+        """The highest scores, falling."""
+        scores: npt.NDArray[np.float32] = torch.cat(self._scores).sort(descending=True).values.cpu().numpy()
+        return scores
 
 
 @dataclass(frozen=True)
 class _Searches:
     """What is left to count once everything has been compared."""
 
-    strangers: npt.NDArray[
-        np.float32
-    ]  # (P, K) similarities of the nearest strangers, falling; -inf where there is none
+    strangers: npt.NDArray[np.float32]  # (P, K) similarities of the nearest, falling; -inf where there is none
     probe: npt.NDArray[np.int64]  # (S,) whose search it is
     score: npt.NDArray[np.float32]  # (S,) the similarity of the mate
     unmated: npt.NDArray[np.bool_]  # (P,)
@@ -144,8 +228,7 @@ class _Searches:
                 f"fnir@fpir={fpir:g} is that at no false positive",
                 stacklevel=3,
             )
-        allowed = int(np.searchsorted(np.arange(len(tops) + 1) / len(tops), fpir, side="right")) - 1
-        return float(tops[allowed] + TIED) if allowed < len(tops) else -np.inf
+        return _above(tops, _allowed(fpir, len(tops)))
 
     def missed(self, threshold: float, rank: int | None) -> float:
         """The share of searches whose mate is below the threshold, or beyond the rank."""
@@ -153,50 +236,37 @@ class _Searches:
         return 1 - float(np.mean(found if rank is None else found & self._within(rank)))
 
 
-def _parts(n: int) -> list[slice]:
-    return [slice(start, min(n, start + STRANGERS_AT_A_TIME)) for start in range(0, n, STRANGERS_AT_A_TIME)]
+def _blocks(
+    x: Tensor, others: inputs.Rows | None, progress: Callable[[int], None]
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Some of the others at a time, some of the probes, and their similarities (probes, others)."""
+    count = 0 if others is None else len(others)
+    for start in range(0, count, STRANGERS_AT_A_TIME):
+        assert others is not None
+        part = slice(start, min(count, start + STRANGERS_AT_A_TIME))
+        y = others.normalized(part)
+        for first in range(0, len(x), PROBES_AT_A_TIME):
+            some = slice(first, min(len(x), first + PROBES_AT_A_TIME))
+            yield part, some, products(x[some], y)
+            progress((some.stop - some.start) * len(y))
 
 
-def _meet_strangers(best: Tensor, x: Tensor, strangers: Tensor) -> None:
-    """Keep the nearest of them in `best`."""
-    for start in range(0, len(x), PROBES_AT_A_TIME):
-        rows = slice(start, start + PROBES_AT_A_TIME)
-        _keep_nearest(best[rows], products(x[rows], strangers))
+def _leave_itself_out(alike: Tensor, row: int, column: int) -> None:
+    """From the pairs of probes from `row` on and others from `column` on, where both are numbered alike."""
+    itself = torch.arange(row, row + len(alike), device=alike.device) - column
+    there = (itself >= 0) & (itself < alike.shape[1])
+    alike[there.nonzero().flatten(), itself[there]] = False
 
 
-def _meet_gallery(
-    best: Tensor,
-    x: Tensor,
-    codes: Tensor,
-    gallery: Tensor,
-    gallery_codes: Tensor,
-    own: int | None,
-    others_count: bool,
-) -> tuple[Tensor, Tensor]:
-    """The pairs of probe and mate, (probe, similarity); the others of the gallery are strangers if they count. With
-    `own`, row i of this part of the gallery is probe own + i itself.
-    """
-    probes, scores = [], []
-    for start in range(0, len(x), PROBES_AT_A_TIME):
-        rows = slice(start, start + PROBES_AT_A_TIME)
-        similarities = products(x[rows], gallery)
-        mate = codes[rows, None] == gallery_codes
-        if others_count:
-            _keep_nearest(best[rows], similarities.masked_fill(mate, -torch.inf))
-        if own is not None:
-            itself = torch.arange(start, start + len(mate), device=x.device) - own
-            there = (itself >= 0) & (itself < len(gallery))
-            mate[there.nonzero().flatten(), itself[there]] = False
-        row, column = mate.nonzero(as_tuple=True)
-        probes.append(row + start)
-        scores.append(similarities[row, column])
-    return torch.cat(probes), torch.cat(scores)
+def _allowed(rate: float, count: int) -> int:
+    """The largest n with n / count <= rate; -1 if there is none."""
+    n = int(rate * count)
+    return n + 1 if (n + 1) / count <= rate else n if n / count <= rate else n - 1
 
 
-def _keep_nearest(best: Tensor, similarities: Tensor) -> None:
-    depth = min(best.shape[1], similarities.shape[1])
-    top = similarities.amax(1, keepdim=True) if depth == 1 else similarities.topk(depth, dim=1).values
-    best.copy_(torch.cat([best, top], 1).topk(best.shape[1], dim=1).values)
+def _above(falling: npt.NDArray[np.float32], allowed: int) -> float:
+    """The lowest threshold that so many of the scores reach, or fewer."""
+    return float(falling[allowed] + TIED) if allowed < len(falling) else -np.inf
 
 
 def _best_of_each(

@@ -1,5 +1,7 @@
 """What callers hand to an evaluation: embeddings read a part at a time, labels turned into codes, both checked."""
 
+from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +29,10 @@ class Rows:
             raise TypeError(f"{name} must be a torch.Tensor or a numpy array, not {type(source).__name__}")
         if source.ndim != 2:
             raise ValueError(f"{name} must be (N, dimension), not {tuple(source.shape)}: flatten or pool them first")
+        if isinstance(source, Tensor) and source.layout != torch.strided:
+            raise TypeError(f"{name} are a {str(source.layout).removeprefix('torch.')} tensor: call to_dense() first")
+        if isinstance(source, np.ma.MaskedArray):
+            raise TypeError(f"{name} are a masked array, whose mask means nothing here: leave the masked rows out")
         if not (source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"):
             raise TypeError(f"{name} must be floating point, not {source.dtype}")
         if source.shape[1] == 0:
@@ -61,7 +67,18 @@ class Rows:
     def normalized(self, part: Part) -> Tensor:
         """Some rows, of unit length; zero vectors stay zero."""
         rows = self.float32(part)
-        return rows / positive(self.norms(rows))[:, None]
+        norms = self.norms(rows)
+        if self.source.dtype in (torch.float64, np.float64) and not bool(norms.all()):
+            self._check_zeros(part, norms == 0)
+        return rows / positive(norms)[:, None]
+
+    def _check_zeros(self, part: Part, zero: Tensor) -> None:
+        small = int((self.read(part, torch.float64)[zero] != 0).any(1).sum())
+        if small:
+            raise ValueError(
+                f"{small} or more of {len(self)} {self.name} hold numbers so small that float32 has zero for them: "
+                "multiply them by a constant"
+            )
 
     @staticmethod
     def norms(rows: Tensor) -> Tensor:
@@ -93,11 +110,19 @@ def unit_vectors(source: Any, name: str, device: torch.device | str | None = Non
     return Rows(source, name, device).normalized(slice(None))
 
 
+def to_numpy(values: Any) -> NDArray[Any]:
+    """A tensor on any device, an array, or a list, as an array."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return np.asarray((values.float() if values.dtype == torch.bfloat16 else values).numpy())
+    return np.asarray(values)
+
+
 def labels(values: Any, count: int | None, name: str) -> NDArray[Any]:
     """Labels, cameras or ids, `count` of them, as whole numbers, strings or other names; never as floats."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
-    array = values if isinstance(values, np.ndarray) else np.asarray(values)
+    array = to_numpy(values)
+    if isinstance(values, list | tuple) and array.ndim == 1:
+        array = _as_they_are(values, array)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one each (N,), not {array.shape}")
     if array.dtype.kind in "fc" and len(array):
@@ -107,6 +132,22 @@ def labels(values: Any, count: int | None, name: str) -> NDArray[Any]:
         )
     if count is not None and len(array) != count:
         raise ValueError(f"{len(array)} {name} for {count} {_owner(name)}: there must be one each")
+    if array.dtype.kind in "OmM":
+        missing = [i for i, value in enumerate(array) if value is None or value != value]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(array)} {name} are missing (None, NaN or NaT; first: {missing[0]}): "
+                "leave these items out, or name them"
+            )
+    return array
+
+
+def _as_they_are(values: Sequence[Any], array: NDArray[Any]) -> NDArray[Any]:
+    """Where numpy made strings of numbers beside strings, or floats of integers that fit no one type: objects."""
+    numbers = sum(isinstance(value, Integral) for value in values)
+    if (array.dtype.kind in "US" and numbers) or (array.dtype.kind == "f" and numbers == len(values) > 0):
+        array = np.empty(len(values), object)
+        array[:] = values
     return array
 
 
@@ -116,7 +157,7 @@ def _owner(name: str) -> str:
 
 def indices(values: Any, name: str, columns: tuple[int, ...]) -> Ints:
     """(n, len(columns)) row numbers, those of each column below its bound."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = to_numpy(values)
     if array.ndim != 2 or array.shape[1] != len(columns):
         raise ValueError(f"{name} must be (n, {len(columns)}) row numbers, not {array.shape}")
     if array.dtype.kind not in "iu":
@@ -138,7 +179,11 @@ def encode(left: NDArray[Any], right: NDArray[Any] | None, name: str) -> tuple[I
         raise TypeError(f"{name} are {left.dtype} and gallery_{name} {both[1].dtype}: they can never be equal")
     if "O" in kinds or np.result_type(*both).kind == "f":  # int64 beside uint64 would be rounded
         known: dict[Any, int] = {}
-        codes = np.array([known.setdefault(value, len(known)) for array in both for value in array.tolist()], np.int64)
+        try:
+            found = [known.setdefault(value, len(known)) for array in both for value in array.tolist()]
+        except TypeError as error:
+            raise TypeError(f"{name} are compared, and some cannot be ({error}): give integers or strings") from None
+        codes = np.array(found, np.int64)
     else:
         codes = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int64)
     return codes[: len(left)], codes if right is None else codes[len(left) :]

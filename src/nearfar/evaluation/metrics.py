@@ -22,6 +22,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,75 +54,77 @@ class Ranks:
         first = np.cumsum(matches) - matches
         return cls(query, np.arange(len(rank)) - first[query] + 1, rank, matches)
 
-    def sum(self, values: Floats | NDArray[np.bool_]) -> Floats:
-        """Per query, of a value per match."""
-        return np.bincount(self.query, values, minlength=len(self.matches)).astype(np.float64, copy=False)
+    def sum(self, which: NDArray[np.bool_], values: Floats | None = None) -> Floats:
+        """Per query, of the values (P,) of some matches; without values, how many these are. NaN for queries without a
+        match.
+        """
+        some = np.flatnonzero(which)
+        weights = None if values is None else values[some]
+        total = np.bincount(self.query[some], weights, minlength=len(self.matches))
+        return np.where(self.matches > 0, total, np.nan)
 
-    def share(self, values: Floats | NDArray[np.bool_]) -> Floats:
-        """The sum divided by R; NaN for queries without a match."""
-        with np.errstate(invalid="ignore"):
-            return self.sum(values) / self.matches
+    @cached_property
+    def found(self) -> NDArray[np.bool_]:
+        """Whether each match was."""
+        found: NDArray[np.bool_] = self.rank != NOT_FOUND
+        return found
 
-    @property
+    @cached_property
     def precision(self) -> Floats:
-        """At each match."""
-        return np.where(self.rank == NOT_FOUND, 0.0, self.place / self.rank)
+        """At each match; 0 where it was not found."""
+        return np.where(self.found, self.place / self.rank, 0.0)
 
 
 def recall(ranks: Ranks, k: int) -> Floats:
     """Whether there is a match among the first k."""
-    return _defined(ranks, ranks.sum((ranks.place == 1) & (ranks.rank <= k)))
+    return ranks.sum((ranks.place == 1) & (ranks.rank <= k))
 
 
 def precision(ranks: Ranks, k: int) -> Floats:
     """The share of matches among the first k (of k, even if the gallery is smaller)."""
-    hits = ranks.sum(ranks.rank <= k)
-    return _defined(ranks, hits / k)
+    return ranks.sum(ranks.rank <= k) / k
 
 
 def ndcg(ranks: Ranks, k: int) -> Floats:
     """Discounted cumulative gain of the first k, against the best possible; a match gains 1, anything else 0."""
-    gain = np.where(ranks.rank <= k, 1 / np.log2(np.minimum(ranks.rank, k) + 1.0), 0.0)
-    best = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(1, k + 1) + 1.0))])
-    with np.errstate(invalid="ignore"):
-        share: Floats = ranks.sum(gain) / best[np.minimum(ranks.matches, k)]
+    hits = ranks.rank <= k
+    gain = np.zeros(len(hits))
+    gain[hits] = 1 / np.log2(ranks.rank[hits] + 1.0)
+    most = min(k, int(ranks.matches.max(initial=1)))
+    best = np.cumsum(1 / np.log2(np.arange(1, most + 1) + 1.0))
+    share: Floats = ranks.sum(hits, gain) / best[np.clip(ranks.matches, 1, most) - 1]
     return share
 
 
 def map_at_r(ranks: Ranks) -> Floats:
     """Average precision that stops at rank R and divides by R."""
-    return ranks.share(np.where(ranks.rank <= ranks.matches[ranks.query], ranks.precision, 0.0))
+    return ranks.sum(ranks.rank <= ranks.matches[ranks.query], ranks.precision) / ranks.matches
 
 
 def r_precision(ranks: Ranks) -> Floats:
     """The share of matches among the first R."""
-    return ranks.share(ranks.rank <= ranks.matches[ranks.query])
+    return ranks.sum(ranks.rank <= ranks.matches[ranks.query]) / ranks.matches
 
 
 def average_precision(ranks: Ranks) -> Floats:
     """The mean precision at the hits."""
-    return ranks.share(ranks.precision)
+    return ranks.sum(ranks.found, ranks.precision) / ranks.matches
 
 
 def average_precision_trapezoid(ranks: Ranks) -> Floats:
     """The area under the precision-recall curve by the trapezoidal rule, as Market-1501's code has it."""
     before = np.where(ranks.rank > 1, (ranks.place - 1) / np.maximum(ranks.rank - 1, 1), 1.0)
-    return ranks.share(np.where(ranks.rank == NOT_FOUND, 0.0, (before + ranks.precision) / 2))
+    return ranks.sum(ranks.found, (before + ranks.precision) / 2) / ranks.matches
 
 
 def reciprocal_rank(ranks: Ranks) -> Floats:
     """1 / the rank of the first match."""
-    return _defined(ranks, ranks.sum(np.where(ranks.place == 1, ranks.precision, 0.0)))
+    return ranks.sum(ranks.place == 1, ranks.precision)
 
 
 def inverse_negative_penalty(ranks: Ranks) -> Floats:
     """R / the rank of the last match, the hardest."""
-    last = ranks.place == ranks.matches[ranks.query]
-    return _defined(ranks, ranks.sum(np.where(last, ranks.precision, 0.0)))
-
-
-def _defined(ranks: Ranks, values: Floats) -> Floats:
-    return np.where(ranks.matches > 0, values, np.nan)
+    return ranks.sum(ranks.place == ranks.matches[ranks.query], ranks.precision)
 
 
 _AT_K: dict[str, Callable[[Ranks, int], Floats]] = {"recall": recall, "precision": precision, "ndcg": ndcg}
@@ -137,6 +140,9 @@ _WHOLE: dict[str, Callable[[Ranks], Floats]] = {
 
 def names(metrics: str | Iterable[str] | None, ks: Sequence[int]) -> list[str]:
     """What was asked for, spelt out: "recall" is recall at each of `ks`; None is everything but nmi and ami."""
+    if not isinstance(ks, Iterable):
+        raise TypeError(f"ks must be several whole numbers, such as ({ks!r},), not {ks!r}")
+    ks = tuple(ks)
     for k in ks:
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ValueError(f"ks must be whole numbers from 1 up, not {k!r}")

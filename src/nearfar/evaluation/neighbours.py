@@ -1,5 +1,6 @@
 """Who is whose neighbour within one set, in bounded memory: lists of the nearest, never an (N, N) matrix."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,6 @@ from torch import Tensor
 
 SIMILARITIES_AT_A_TIME = 2**25  # 128 MB
 NUMBERS_AT_A_TIME = 2**20  # gathered by pair_products: few enough to stay in the cache
-TIED = 8 * 2**-23  # similarities of unit vectors closer than this are equal but for rounding
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ def pair_products(x: Tensor, left: npt.NDArray[np.int64], right: npt.NDArray[np.
     return result
 
 
-def neighbours(x: Tensor, k: int) -> Neighbours:
+def neighbours(x: Tensor, k: int, progress: Callable[[int], None] = lambda rows: None) -> Neighbours:
     """The k nearest rows (itself included) of every row of x (N, D), by inner product; all rows if there are fewer.
 
     Similarities are symmetric: each strip of rows is compared only with itself and what follows, and is searched along
-    its rows and along its columns.
+    its rows and along its columns. `progress` is told how many products have been settled since the last time: N² in
+    all.
     """
     n = len(x)
     k = min(k, n)
@@ -72,6 +73,7 @@ def neighbours(x: Tensor, k: int) -> Neighbours:
         below = strip[:, height:].t().contiguous()
         best, indices = _merge(best[height:], indices[height:], below, start, k)
         lowest = lowest[height:]
+        progress(height * (2 * width - height))
     return result
 
 

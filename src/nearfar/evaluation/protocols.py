@@ -10,11 +10,13 @@ For a query,
     a negative  is everything else; so re-identification's distractors, label 0, which no query has, are negatives
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nearfar.evaluation.inputs import Ints, encode
 from nearfar.evaluation.inputs import labels as checked
@@ -85,15 +87,17 @@ class Protocol:
         other = None if gallery_labels is None else checked(gallery_labels, None, "gallery_labels")
         self.labels, self.gallery_labels = encode(own, other, "labels")
         self.queries, self.gallery = len(self.labels), len(self.gallery_labels)
-        self._check_labels()
+        if self.queries == 0:
+            raise ValueError("there are no queries: embeddings and labels are empty")
+        if self.gallery == 0:
+            raise ValueError("the gallery is empty")
         self.cameras = self._pair_of("cameras", cameras, gallery_cameras)
         self.ids = self._pair_of("ids", ids, gallery_ids)
-        if junk is None:
-            junk = () if cameras is None else (JUNK,)
-        ignored = {junk} if isinstance(junk, int | str) else set(junk)
         given = own if other is None else other
+        ignored = _ignored(junk, given, cameras is not None)
         self._is_junk = np.fromiter((label in ignored for label in given.tolist()), np.bool_, self.gallery)
         self.junk_columns = np.flatnonzero(self._is_junk)
+        self._check_classes()
         self._same_label = _Join(self.labels, self.gallery_labels)
         self._same_id = None if self.ids is None else _Join(*self.ids)
 
@@ -110,14 +114,12 @@ class Protocol:
         second = None if right is None else checked(right, self.gallery, f"gallery_{name}")
         return encode(first, second, name)
 
-    def _check_labels(self) -> None:
-        if self.queries == 0:
-            raise ValueError("there are no queries: embeddings and labels are empty")
-        if self.gallery == 0:
-            raise ValueError("the gallery is empty")
-        classes = np.unique(self.gallery_labels)
-        if len(classes) == 1 and bool((self.labels == classes[0]).all()):
-            raise ValueError("all items share one label, so there is nothing to mistake them for: give several classes")
+    def _check_classes(self) -> None:
+        classes = np.unique(self.gallery_labels[~self._is_junk])
+        if len(classes) == 1 and bool((self.labels == classes[0]).any()):
+            raise ValueError(
+                "all gallery items share one label, so there is nothing to mistake them for: give several classes"
+            )
 
     def pair_counts(self) -> Ints:
         """How many pairs each query has at most, (Q,): to cut the work into blocks."""
@@ -141,3 +143,15 @@ class Protocol:
         match = np.concatenate([match, np.zeros(int(other.sum()), np.bool_)])
         order = np.argsort(row, kind="stable")
         return Pairs(row[order], column[order], match[order])
+
+
+def _ignored(junk: Any, labels: NDArray[Any], with_cameras: bool) -> set[Any]:
+    """The junk labels, of the type that labels are."""
+    if junk is None:
+        return {JUNK} if with_cameras else set()
+    values = junk.tolist() if isinstance(junk, Tensor | np.ndarray | np.generic) else junk
+    found = {values} if isinstance(values, str | bytes) or not isinstance(values, Iterable) else set(values)
+    of_words = labels.dtype.kind in "US"
+    if labels.dtype.kind != "O" and any(isinstance(value, str | bytes) != of_words for value in found):
+        raise TypeError(f"junk={junk!r} can never be equal to labels that are {labels.dtype}")
+    return found

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from nearfar.evaluation import inputs
 from nearfar.evaluation.neighbours import SIMILARITIES_AT_A_TIME, nearest, neighbours, pair_products, products
+from nearfar.evaluation.progress import Progress
 
 Sparse = Any  # scipy.sparse.csr_array, whose package has no types
 ENTRIES_AT_A_TIME = 2**21  # of sparse work
@@ -44,6 +45,7 @@ class KReciprocal:
         queries: (Q, D), gallery: (G, D); tensors, arrays or memory maps; they are brought to unit length. Without a
             gallery the queries are searched for among themselves (leave-one-out).
         k1, k2, lambda_: the paper's, 20, 6 and 0.3.
+        progress: show a bar while neighbours are sought; None: on a terminal, if it takes long.
         device: where to compute similarities; that of `queries` if it is a tensor, else the CPU.
     """
 
@@ -55,6 +57,7 @@ class KReciprocal:
         k1: int = 20,
         k2: int = 6,
         lambda_: float = 0.3,
+        progress: bool | None = None,
         device: torch.device | str | None = None,
     ):
         if k1 < 1 or k2 < 1:
@@ -69,7 +72,8 @@ class KReciprocal:
             self._x, first = _together(queries, gallery, device)
             self.queries = first
         self._gallery = self._x[first:]
-        lists = neighbours(self._x, max(k1 + 1, k2))
+        with Progress(len(self._x) ** 2, "neighbours", progress) as bar:
+            lists = neighbours(self._x, max(k1 + 1, k2), bar)
         largest = 2 - 2 * lists.farthest
         # Distances of rounding's size are none: a collapsed set has d = 0 everywhere.
         self._largest = np.where(largest > ROUNDING, largest, np.float32(np.inf))
@@ -150,44 +154,57 @@ class KReciprocal:
 
 
 def expand_queries(
-    queries: Any, gallery: Any, *, k: int = 10, alpha: float = 3.0, device: torch.device | str | None = None
+    queries: Any,
+    gallery: Any,
+    *,
+    k: int = 10,
+    alpha: float = 3.0,
+    progress: bool | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """α query expansion (Radenović et al., TPAMI 2018, arXiv 1711.02512): each query q with unit length becomes
 
         normalize( q + Σ_{g in the k nearest of the gallery} max(s(q, g), 0)^alpha g )
 
     to be searched with instead. alpha = 0 is average query expansion. On the `device` of the queries if that is a
-    tensor, else the CPU.
+    tensor, else the CPU. `progress` shows a bar; None: on a terminal, if it takes long.
     """
     x, n = _together(queries, gallery, device)
     _check_expansion(k, alpha)
-    return _expanded(x[:n], x[n:], k, alpha, same=False)
+    return _expanded(x[:n], x[n:], k, alpha, progress, same=False)
 
 
 def augment_database(
-    gallery: Any, *, k: int = 10, alpha: float = 3.0, device: torch.device | str | None = None
+    gallery: Any,
+    *,
+    k: int = 10,
+    alpha: float = 3.0,
+    progress: bool | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """Database-side augmentation: every gallery vector is expanded with its own k nearest in the gallery (itself apart,
     by index), as `expand_queries` does with a query.
     """
     _check_expansion(k, alpha)
     x = _unit_vectors(gallery, "gallery", device)
-    return _expanded(x, x, k, alpha, same=True)
+    return _expanded(x, x, k, alpha, progress, same=True)
 
 
-def _expanded(x: Tensor, gallery: Tensor, k: int, alpha: float, same: bool) -> Tensor:
+def _expanded(x: Tensor, gallery: Tensor, k: int, alpha: float, progress: bool | None, *, same: bool) -> Tensor:
     k = min(k, len(gallery) - same)
     result = torch.empty_like(x)
     step = max(1, min(SIMILARITIES_AT_A_TIME // len(gallery), NUMBERS_AT_A_TIME // (x.shape[1] * max(1, k))))
-    for start in range(0, len(x), step):
-        block = x[start : start + step]
-        similarities = products(block, gallery)
-        if same:
-            own = torch.arange(len(block), device=x.device)
-            similarities[own, own + start] = -torch.inf
-        near = nearest(similarities, k)
-        weights = similarities.gather(1, near).clamp_min(0).pow(alpha)
-        result[start : start + step] = normalize(block + torch.einsum("bk,bkd->bd", weights, gallery[near]))
+    with Progress(len(x) * len(gallery), "expansion", progress) as bar:
+        for start in range(0, len(x), step):
+            block = x[start : start + step]
+            similarities = products(block, gallery)
+            if same:
+                own = torch.arange(len(block), device=x.device)
+                similarities[own, own + start] = -torch.inf
+            near = nearest(similarities, k)
+            weights = similarities.gather(1, near).clamp_min(0).pow(alpha)
+            result[start : start + step] = normalize(block + torch.einsum("bk,bkd->bd", weights, gallery[near]))
+            bar(similarities.numel())
     return result
 
 

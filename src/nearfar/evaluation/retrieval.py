@@ -23,7 +23,9 @@ from nearfar.evaluation.metrics import CLUSTERING, Floats, Ranks
 from nearfar.evaluation.multi_query import pool_queries
 from nearfar.evaluation.progress import Progress
 from nearfar.evaluation.protocols import Protocol
-from nearfar.evaluation.search import TILE, Similarity, Ties, Vectors, exact_ranks
+from nearfar.evaluation.search import TILE, exact_ranks
+from nearfar.evaluation.ties import Ties, bounds_of
+from nearfar.evaluation.vectors import Similarity, Vectors
 
 SCORES_AT_A_TIME = 2**23  # in rank_metrics
 MEMORY_BUDGET = 2**28
@@ -61,7 +63,7 @@ def retrieval_metrics(
     ignored: `nearfar.evaluation.protocols`. Queries without any match are left out and counted.
 
     Ties are decided against the model: a negative that is as similar as a match stands before it, in every metric.
-    Similarities that differ by less than 4 float32 ulps of 1 (4.8e-7 of the product of the vectors' lengths) are as
+    Similarities that differ by no more than 8 float32 ulps of 1 (9.5e-7 of the product of the vectors' lengths) are as
     similar. So a model that maps everything to one point scores next to nothing.
 
     Args:
@@ -152,8 +154,8 @@ def retrieval_metrics(
             depth = max(
                 (int(name.partition("@")[2]) for name in ranked if name.startswith(definitions.AT_K)), default=1
             )
-            depth += int(protocol.pair_counts().max())
-            parts = approximate_ranks(left, right, protocol, ties, index=index, depth=depth)
+            depth += int(protocol.pair_counts().max()) + 1  # whoever is no better than the last may have equals beyond
+            parts = approximate_ranks(left, right, protocol, ties, index=index, depth=depth, progress=bar)
         values = _values(parts, ranked, protocol.queries)
     result = _summary(values, ci, confidence, resamples, seed, per_query)
     if clusters:
@@ -210,12 +212,16 @@ def rank_metrics(
         gallery_ids=gallery_ids,
         junk=junk,
     )
+    if not 0 <= tolerance < np.inf or (block is not None and block < 1):
+        raise ValueError(f"tolerance={tolerance} must not be negative, nor block={block} less than 1")
     block = block or max(1, SCORES_AT_A_TIME // protocol.gallery)
 
     def parts(bar: Progress) -> Iterator[tuple[Ints, Ranks]]:
         for start in range(0, protocol.queries, block):
             queries = np.arange(start, min(start + block, protocol.queries))
             scores = rows(slice(start, start + len(queries)))
+            if not isinstance(scores, Tensor):
+                raise TypeError(f"rows(…) must give a torch.Tensor, not {type(scores).__name__}")
             if scores.shape != (len(queries), protocol.gallery):
                 raise ValueError(
                     f"rows({start}:{start + len(queries)}) gave {tuple(scores.shape)} similarities, "
@@ -243,10 +249,7 @@ def _ranks(scores: Tensor, protocol: Protocol, queries: Ints, ties: Ties, tolera
     bounds = scores.new_full((len(queries), int(matches.max(initial=0))), torch.inf)
     bounds[row[match], torch.from_numpy(place).to(scores.device)] = scores[row[match], column[match]]
     there = torch.isfinite(bounds)
-    if ties == "pessimistic":
-        bounds = bounds - tolerance
-    else:
-        bounds = torch.nextafter(bounds + tolerance, bounds.new_tensor(torch.inf))
+    bounds = bounds_of(bounds, tolerance, ties)
     scores = scores.index_put((row, column), scores.new_tensor(-torch.inf))  # a copy, with negatives alone
     scores[:, torch.from_numpy(protocol.junk_columns).to(scores.device)] = -torch.inf
     bounds, order = bounds.sort(1)

@@ -12,93 +12,29 @@ Among themselves (leave-one-out) items need only the tiles above the diagonal, e
 and along its columns: half the products that a search for neighbours computes.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from nearfar.evaluation.counting import count_at_least, tally
-from nearfar.evaluation.hamming import Codes
-from nearfar.evaluation.inputs import Ints, Part, Rows
+from nearfar.evaluation.inputs import Ints, Rows
 from nearfar.evaluation.metrics import Ranks
 from nearfar.evaluation.protocols import Pairs, Protocol
+from nearfar.evaluation.ties import TIED, TIED_CODES, Ties, bounds_of
+from nearfar.evaluation.vectors import Vectors, parts_of
 from nearfar.evaluation.workers import Workers, workers
-
-Similarity = Literal["cosine", "dot", "l2", "hamming"]
-Ties = Literal["pessimistic", "optimistic"]
 
 TILE = 1024  # queries, and gallery items
 PAIRS_AT_A_TIME = 2**21  # matches and ignored items of the queries at work, some 100 bytes each
 NUMBERS_AT_A_TIME = 2**17  # gathered, in float64: few enough to stay in a core's cache
 ROWS_AT_A_TIME = 64  # whose matches are multiplied together
-PANEL = 2**24  # bytes of a gallery that is read piece by piece
-TIED = 4 * 2.0**-23  # of the vectors' lengths: similarities that differ by no more are tied
-TIED_CODES = 0.5  # inner products of codes are whole numbers
-LONGEST = 1e18  # whose square is within float32
 PROBE = 256  # vectors multiplied to see how precisely it is done
-
-
-class Vectors:
-    """Embeddings made such that their inner products are the similarities, float32.
-
-    cosine: of unit length. dot: as they are. hamming: of +1 and −1. l2: x·y − |y|²/2, which orders the gallery as
-    −|x − y|² does: queries get two coordinates of 1, gallery items −|y|²/2 split into two float32 numbers, the rounded
-    one and the rest.
-    """
-
-    def __init__(self, rows: Rows | Codes, similarity: Similarity, *, gallery: bool):
-        self.rows, self.similarity, self.gallery = rows, similarity, gallery
-        self.dimension = rows.dimension + 2 * (similarity == "l2")
-        self.bytes = len(rows) * self.dimension * 4
-        self._held: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, part: Part) -> Tensor:
-        """Some of them."""
-        if self._held is not None:
-            return self._held[part if isinstance(part, slice) else torch.from_numpy(part).to(self._held.device)]
-        if isinstance(self.rows, Rows) and self.similarity == "cosine":
-            return self.rows.normalized(part)
-        x = self.rows.float32(part)
-        if self.similarity != "l2":
-            return x
-        if not self.gallery:
-            return pad(x, (0, 2), value=1.0)
-        half = -x.double().square().sum(1) / 2
-        rounded = half.float()
-        return torch.cat([x, rounded[:, None], (half - rounded.double()).float()[:, None]], 1)
-
-    def pieces(self, multiple: int = TILE) -> Iterator[slice]:
-        """Parts to read one after the other, whole multiples of some number of items."""
-        return _parts(len(self), max(1, PANEL // (4 * self.dimension) // multiple) * multiple)
-
-    def hold(self) -> None:
-        """Keep all of them in memory."""
-        held = torch.empty(len(self), self.dimension, device=self.rows.device)
-        for piece in self.pieces():
-            held[piece] = self.read(piece)
-        self._held = held
-
-    def longest(self) -> float:
-        """The largest length; where they have not been read, they are, so that bad rows are found before the work."""
-        if self._held is not None and self.similarity == "cosine":
-            return 1.0
-        longest = max(float(Rows.norms(self.read(piece)).max()) for piece in self.pieces())
-        if longest > LONGEST:
-            raise ValueError(
-                f'{self.rows.name} have vectors so long that similarity="{self.similarity}" exceeds float32: '
-                "divide them by a constant"
-            )
-        return 1.0 if self.similarity == "cosine" else longest
 
 
 @dataclass(frozen=True)
@@ -189,22 +125,22 @@ def _turns(counts: Ints, rows: int) -> list[Ints]:
     return turns
 
 
-def _parts(count: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
-
-
 def _rounding(dimension: int, device: torch.device) -> float:
     """More than what a float32 product of unit vectors is wrong by.
 
-    The errors of its additions are independent but for contrived vectors, so they grow with the dimension's square
-    root; 8 times that is beyond the largest among all pairs of a million vectors, and never need it be more than the
-    sum of all errors at their largest.
+    Eight times the largest error seen. The smaller this is, the fewer products are in doubt; but how precise they are
+    depends on the library that multiplies, and torch can be told to use fewer digits, by several switches, on some
+    devices. Errors grow with the partial sums: where all terms have one sign, and where the second half of them takes
+    back the first, these are as large as they can be.
     """
-    bound = 2.0**-24 * (min(dimension, 8 * math.sqrt(dimension)) + 4)
-    # Torch can be told to multiply float32 in fewer digits, by several switches, on some devices. Better to see.
     x = normalize(torch.randn(PROBE, dimension, generator=torch.Generator().manual_seed(0)).to(device))
-    seen = float((torch.mm(x, x.t()).double() - torch.mm(x.double(), x.double().t())).abs().max())
-    return bound if seen < bound else 8 * seen
+    positive, reversed_half = x.abs(), x.abs()
+    reversed_half[:, dimension // 2 :].neg_()
+    seen = max(
+        float((torch.mm(left, right.t()).double() - torch.mm(left.double(), right.double().t())).abs().max())
+        for left, right in ((x, x), (positive, positive), (positive, reversed_half))
+    )
+    return 8 * max(seen, 2.0**-24)
 
 
 class _Turn:
@@ -226,11 +162,12 @@ class _Turn:
         def read(part: slice, memory: Tensor) -> None:
             self.left[part] = queries.read(order[part])
 
-        team.run(partial(read, part) for part in _parts(len(order), tile))
+        team.run(partial(read, part) for part in parts_of(len(order), tile))
         self.columns = len(order) if gallery is None else len(gallery)
-        self.tied = TIED_CODES if queries.similarity == "hamming" else TIED
+        self.similarity = queries.similarity
         self.lengths = None if queries.similarity in ("cosine", "hamming") else Rows.norms(self.left).double()
         self.bounds: list[Bounds] = []
+        self.crowded: set[int] = set()  # tiles of queries that had too many scores near their bounds once
         self.lock = threading.Lock()
 
     def arrange(self, pairs: Pairs, order: Ints, size: int, junk: Ints) -> None:
@@ -252,11 +189,7 @@ class _Turn:
         if self.gallery is None:  # each pair once, for both
             row, column = row[row < column], column[row < column]
         similarity = self._similarities(row, column)
-        tolerance = self._tolerance(row, column)
-        if self.ties == "pessimistic":
-            bound = similarity - tolerance
-        else:
-            bound = torch.nextafter(similarity + tolerance, similarity.new_tensor(torch.inf))
+        bound = bounds_of(similarity, self._tolerance(row, column, similarity), self.ties)
         if self.gallery is None:
             row, bound = np.concatenate([row, column]), torch.cat([bound, bound])
         self._bound(row, bound)
@@ -302,7 +235,7 @@ class _Turn:
             pairs = np.arange(starts[start], starts[start + 1])
             left = self.left[start * ROWS_AT_A_TIME : (start + 1) * ROWS_AT_A_TIME].double()
             columns, which = np.unique(column[pairs], return_inverse=True)
-            for part in _parts(len(columns), self._at_a_time()):
+            for part in parts_of(len(columns), self._at_a_time()):
                 product = torch.mm(left, self._right(columns[part]).double().t())
                 here = (which >= part.start) & (which < part.stop)
                 at = row[pairs[here]] - start * ROWS_AT_A_TIME, which[here] - part.start
@@ -317,13 +250,22 @@ class _Turn:
     def _at_a_time(self) -> int:
         return max(1, NUMBERS_AT_A_TIME // self.left.shape[1])
 
-    def _tolerance(self, row: Ints, column: Ints) -> Tensor | float:
+    def _tolerance(self, row: Ints, column: Ints, similarity: Tensor) -> Tensor | float:
+        """By how much the similarities of these pairs may differ from others that are tied with them."""
         if self.lengths is None:
-            return self.tied
+            return TIED_CODES if self.similarity == "hamming" else TIED
+        added = 2 if self.similarity == "l2" else 0  # coordinates
+        own = self.left.shape[1] - added
         right = torch.empty(len(column), dtype=torch.float64, device=self.left.device)
-        for part in _parts(len(column), self._at_a_time()):
-            right[part] = Rows.norms(self._right(column[part])).double()
-        return self.tied * self.lengths[self._index(row)] * right
+        for part in parts_of(len(column), self._at_a_time()):
+            right[part] = torch.linalg.vector_norm(self._right(column[part])[:, :own], dim=1, dtype=torch.float64)
+        left: Tensor = torch.linalg.vector_norm(self.left[:, :own], dim=1, dtype=torch.float64)[self._index(row)]
+        if self.similarity == "dot":
+            return TIED * left * right
+        # Distances d are tied that differ by TIED of the vectors' lengths; the similarity is (|x|² − d²)/2.
+        distance = (left.square() - 2 * similarity).clamp_min_(0).sqrt_()
+        apart = TIED * torch.maximum(left, right)
+        return apart * (distance + apart / 2)
 
     def run(self, progress: Callable[[int], None]) -> None:
         """Count."""
@@ -339,7 +281,7 @@ class _Turn:
             panel = self.gallery.read(piece)
             self.team.run(
                 partial(self._run_tile, down, (piece.start + part.start) // self.tile, panel[part], progress)
-                for part in _parts(len(panel), self.tile)
+                for part in parts_of(len(panel), self.tile)
                 for down in range(len(self.bounds))
             )
 
@@ -378,13 +320,14 @@ class _Turn:
         bounds = self.bounds[down]
         if bounds.exact.shape[1] == 0:
             return
-        counted = tally(scores, bounds.low, bounds.high, memory)
+        counted = None if down in self.crowded else tally(scores, bounds.low, bounds.high, memory)
         if counted is None:  # so many are near a bound that all are computed again
+            self.crowded.add(down)
             again = torch.mm(left.double(), right.double().t()).masked_fill_(torch.isneginf(scores), -torch.inf)
             counts = count_at_least(again, bounds.exact)
         else:
             counts, doubts = counted
-            for part in _parts(len(doubts), self._at_a_time()):
+            for part in parts_of(len(doubts), self._at_a_time()):
                 row, column, bound = doubts[part].unbind(1)
                 exact = torch.linalg.vecdot(left[row].double(), right[column].double())
                 reached = (exact >= bounds.exact[row, bound]).to(torch.int64)

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from nearfar.evaluation import inputs
 
@@ -63,19 +62,24 @@ def pool_templates(
     pooled = torch.zeros(len(ids), rows.dimension, dtype=torch.float64)
     for start in range(0, len(rows), ROWS_AT_A_TIME):
         part = slice(start, min(len(rows), start + ROWS_AT_A_TIME))
-        x = rows.float32(part)
+        x = rows.float32(part).cpu().double()
         if mirrored is not None:
-            x = x + mirrored.float32(part)
+            x += mirrored.float32(part).cpu()
         if not keep_norms:
-            x = normalize(x)
-        pooled.index_add_(0, into[part], x.cpu().double() * weight[part, None])
-    return Templates(normalize(pooled).float(), ids)
+            x = _unit(x)
+        pooled.index_add_(0, into[part], x * weight[part, None])
+    return Templates(_unit(pooled).float(), ids)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Of unit length, however short; zero vectors stay zero."""
+    return x / inputs.positive(torch.linalg.vector_norm(x, dim=1))[:, None]
 
 
 def _quality(quality: Any, n: int) -> npt.NDArray[np.float64]:
     if quality is None:
         return np.ones(n)
-    weights = np.asarray(quality.detach().cpu() if isinstance(quality, Tensor) else quality, dtype=np.float64)
+    weights = inputs.to_numpy(quality).astype(np.float64)
     if weights.shape != (n,):
         raise ValueError(f"quality {weights.shape} must be one weight for each of the {n} embeddings")
     bad = ~(np.isfinite(weights) & (weights >= 0))

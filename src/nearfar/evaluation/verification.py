@@ -10,12 +10,12 @@ Scores are similarities, higher for more alike; negate distances.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from nearfar.evaluation import inputs
 
@@ -145,7 +145,7 @@ def verification_metrics(
         "eer_threshold": pairs.threshold(at),
     }
     for wished in fars:
-        _check_rate(wished, "a FAR")
+        check_rate(wished, "a FAR")
         if 0 < wished < 1 / pairs.different:
             warnings.warn(
                 f"FAR {wished:g} cannot be measured with {pairs.different} different pairs: "
@@ -215,14 +215,18 @@ def pair_scores(embeddings: Any, pairs: Any, other: Any = None) -> npt.NDArray[n
 
 
 def _checked(scores: Any, same: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    values, kinds = _to_numpy(scores), _to_numpy(same)
+    values, kinds = inputs.to_numpy(scores), inputs.to_numpy(same)
     if values.ndim != 1 or kinds.ndim != 1 or len(values) != len(kinds):
         raise ValueError(
             f"scores {values.shape} and same {kinds.shape} must be two lists of one length: "
             "the score of every pair, and whether it is of the same"
         )
-    if not np.issubdtype(values.dtype, np.floating):
-        values = values.astype(np.float64)
+    if values.dtype.kind not in "fiub":
+        raise TypeError(f"scores must be numbers, not {values.dtype}")
+    if values.dtype.kind != "f":
+        whole, values = values, values.astype(np.float64)
+        if (values.astype(whole.dtype) != whole).any():
+            raise ValueError(f"scores are {whole.dtype} beyond 2^53, which float64 does not hold: subtract a constant")
     if kinds.dtype != np.bool_:
         if not np.isin(kinds, (0, 1)).all():
             raise ValueError(f"same must be booleans, or 0 and 1, not {kinds.dtype} with other values")
@@ -237,14 +241,8 @@ def _checked(scores: Any, same: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.b
     return values, kinds
 
 
-def _to_numpy(values: Any) -> npt.NDArray[Any]:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        return np.asarray((values.float() if values.dtype == torch.bfloat16 else values).numpy())
-    return np.asarray(values)
-
-
-def _check_rate(rate: float, name: str) -> None:
+def check_rate(rate: float, name: str) -> None:
+    """A share."""
     if not 0 <= rate <= 1:
         raise ValueError(f"{name} is a share between 0 and 1, not {rate}")
 
@@ -261,12 +259,13 @@ def _equal_error(far: Floats, tar: Floats) -> tuple[float, int]:
 
 def _fold_of_each(folds: int | Any, n: int) -> Ints:
     """Folds 0, 1, ... of n pairs: consecutive ones of nearly equal size, or those that are given."""
-    if isinstance(folds, int):
+    if isinstance(folds, Integral):
+        folds = int(folds)
         if not 2 <= folds <= n:
             raise ValueError(f"{folds} folds of {n} pairs: there must be at least two, and a pair for each")
         sizes = [n // folds + (number < n % folds) for number in range(folds)]
         return np.repeat(np.arange(folds), sizes)
-    given = _to_numpy(folds)
+    given = inputs.to_numpy(folds)
     if given.shape != (n,):
         raise ValueError(f"folds {given.shape} must name the fold of each of the {n} pairs, or be their number")
     names, fold = np.unique(given, return_inverse=True)
