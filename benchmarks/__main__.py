@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks losses | tables | check | reranking | extraction | loading`."""
+"""The command line: `python -m benchmarks losses | tables | check | reranking | extraction | loading | training`."""
 
 import argparse
 import sys
@@ -70,6 +70,11 @@ def parser() -> argparse.ArgumentParser:
     loading.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
     loading.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/loading.csv")
 
+    training = commands.add_parser("training", help="steps of nearfar train against a bare loop")
+    training.add_argument("--steps", type=int, default=40, metavar="N", help="in a round (40)")
+    training.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
+    training.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/training.csv")
+
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
     return top
@@ -132,6 +137,13 @@ def main(arguments: list[str] | None = None) -> int:
         standard = options.images is None and options.count == 256 and options.workers == 2
         out = options.out or (loading.CSV if standard else None)
         loading.measure(options.images, options.count, options.workers, options.rounds, out)
+        return 0
+    if options.command == "training":
+        from benchmarks import training  # Lightning is needed here alone
+
+        warn_if_busy()
+        standard = options.steps == 40 and options.rounds == 5
+        training.measure(options.steps, options.rounds, options.out or (training.CSV if standard else None))
         return 0
     if options.command == "evaluation":
         return retrieval(options)

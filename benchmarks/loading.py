@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import extraction, results
 from nearfar.data import EvalTransform, Files, Loader, PlainSampler, Table, TrainTransform
-from nearfar.data.lists import images_below
 from nearfar.data.tables import split_column
-from nearfar.data.transforms import IMAGENET_MEAN, IMAGENET_STD
+from nearfar.imaging import images_below
+from nearfar.imaging.pixels import IMAGENET_MEAN, IMAGENET_STD
 
 CSV = results.CSV.with_name("loading.csv")
 BATCH = 32
