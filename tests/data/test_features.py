@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.data.features import FeatureCache
+from nearfar.data import FeatureCache, PlainSampler
 
 DIMENSION = 5
 
@@ -75,7 +75,7 @@ def test_stale_features_are_never_used(tmp_path):
         for i, p in enumerate(paths):
             p.write_text(str(i))
         cache.compute(paths, encoder)
-        for content, same_time in (("9", False), ("12345", True), ("7", False)):
+        for content, same_time in (("9", False), ("8", True), ("12345", True), ("7", False)):
             state = paths[1].stat()
             paths[1].write_text(content)
             when = state.st_mtime_ns if same_time else state.st_mtime_ns + 1
@@ -140,6 +140,35 @@ def test_batches(tmp_path):
     assert [rows.tolist() for _, rows in chosen] == [[1, 2], [9, 1]]
 
 
+def test_views_of_a_resumed_epoch_are_those_of_an_uninterrupted_one(tmp_path):
+    features = FeatureCache(tmp_path / "cache", "k").compute(make(tmp_path / "images", 9), Encoder(), views=4)
+    whole = [x for x, _ in features.batches(sampler=PlainSampler(9, 2, seed=1), seed=5)]
+    resumed = PlainSampler(9, 2, seed=1)
+    resumed.seek(0, 2)
+    rest = [x for x, _ in features.batches(sampler=resumed, seed=5)]
+    assert len(rest) == 3 and all(torch.equal(a, b) for a, b in zip(whole[2:], rest, strict=True))
+    following = [x for x, _ in features.batches(sampler=resumed, seed=5)]  # the next epoch draws anew
+    assert not torch.equal(torch.cat(following).sort(0).values, torch.cat(whole).sort(0).values)
+
+
+def test_what_does_not_fit_is_not_kept(tmp_path):
+    images = [np.zeros((2, 2), np.uint8)]
+    for dtype, value in (("float16", 1e5), ("float32", np.inf)):
+        cache = FeatureCache(tmp_path / "cache", "k", dtype=dtype)
+        with pytest.raises(ValueError, match=rf"a feature of \S+ is too large for {dtype}"):
+            cache.compute(images, lambda chosen, view, value=value: [np.full((1, 2), value, np.float32)])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"dimension": 0}'])
+def test_a_damaged_description_is_named(tmp_path, content):
+    paths = make(tmp_path / "images", 2)
+    cache = FeatureCache(tmp_path / "cache", "k")
+    cache.compute(paths, Encoder())
+    (cache.folder / "about.json").write_text(content)
+    with pytest.raises(ValueError, match=r"about\.json is damaged: remove that folder"):
+        cache.compute(paths, Encoder())
+
+
 def test_broken_images_are_left_out_and_tried_again(tmp_path):
     paths = make(tmp_path / "images", 6)
 
@@ -191,17 +220,17 @@ WORKER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-import nearfar.data.features as f
+from nearfar.data import FeatureCache, feature_files
 def feature(path):
     return float(Path(path).read_text()) + np.arange(5) / 10
-f._COMMIT_BYTES = 100
+feature_files.COMMIT_BYTES = 100
 def encode(paths, view):
     for p in paths:
         time.sleep({pause})
         print(Path(p).name, flush=True)
         yield feature(p)[None].astype(np.float32)
 paths = [Path({images!r}) / f"{{i}}.txt" for i in range({count})]
-features = f.FeatureCache({cache!r}, "k").compute(paths, encode)
+features = FeatureCache({cache!r}, "k").compute(paths, encode)
 assert features[:][:, 0].tolist() == list(range({count})), features[:]
 """
 

@@ -162,3 +162,30 @@ def test_the_benchmark_compares_the_same_images(tmp_path: Path) -> None:
     rows = loading.measure(tmp_path, 2, 0, 1, tmp_path / "rows.csv")
     assert len(rows) == 4 and all(ours > 0 and plain > 0 for _, ours, plain, _ in rows)
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 5
+
+
+def test_chance_of_other_transforms_too_depends_on_seed_epoch_and_place(tmp_path: Path) -> None:
+    table = made(tmp_path, 6)
+
+    def epochs(workers: int, seed: int) -> list[torch.Tensor]:
+        loader = Loader(table, noise, PlainSampler(6, 2, seed=1), workers=workers, seed=seed)
+        return [torch.cat([batch.images for batch in loader]) for _ in range(2)]
+
+    here, there, other = epochs(0, 0), epochs(2, 0), epochs(0, 1)
+    assert torch.equal(here[0], there[0]) and torch.equal(here[1], there[1])
+    assert not torch.equal(here[0], other[0]) and not torch.equal(here[0], here[1])
+    assert len(here[0].unique()) == 6
+
+
+def noise(image: object) -> torch.Tensor:
+    return torch.rand(1, 1, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_global_generator_is_left_alone(tmp_path: Path, workers: int) -> None:
+    """A resumed run begins one iteration more than one that went through; dropout must not notice."""
+    table = made(tmp_path, 3)
+    before = torch.get_rng_state()
+    for transform in (TrainTransform(4), noise):
+        list(Loader(table, transform, PlainSampler(3, 2), workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)

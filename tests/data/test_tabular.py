@@ -35,6 +35,20 @@ def test_csv(tmp_path: Path, ending: str, mark: str) -> None:
     assert [shade(path) for path in table.paths] == [0, 40, 80]
 
 
+def test_csv_as_spreadsheets_write_it(tmp_path: Path) -> None:
+    image(tmp_path / "ä,\n1.png", 70)
+    text(tmp_path / "x.csv", 'Path;Label;Split\n"ä,\n1.png";cat;train\n\nb.png;dog, wild;test\n')
+    table = nearfar.data.open(tmp_path / "x.csv")
+    assert table.label_names == ("cat", "dog, wild") and splits(table) == ["train", "test"]
+    assert shade(table.paths[0]) == 70
+
+
+def test_csv_of_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("path,label\nä.jpg,1\n".encode("latin-1"))
+    with pytest.raises(LayoutError, match=r"x\.csv is not UTF-8 text \(byte 11\): save it as UTF-8"):
+        nearfar.data.open(tmp_path / "x.csv")
+
+
 def test_csv_without_split_is_halved(tmp_path: Path) -> None:
     text(tmp_path / "x.csv", "image,class\na.jpg,3\nb.jpg,20\nc.jpg,1\nd.jpg,20\n")
     table = nearfar.data.open(tmp_path / "x.csv")
@@ -57,6 +71,10 @@ def test_csv_with_flags_of_query_and_gallery(tmp_path: Path) -> None:
         ("path,label,split\na,b,later\n", "has the split 'later'"),
         ("path,label\n../a.jpg,b\n", "which is outside of it"),
         ("path,label\n", "has no images"),
+        ("", "none holds the image"),
+        ("path,label,Label\na,b,c\n", "two columns of the same name: path, label, label"),
+        ('path,label\n"a\nb",1\nc\n', "line 4 of .* has 1 fields, the header 2"),
+        ("path,label\n" + "a" * 200_000 + ",b\n", "cannot be read as a table: field larger"),
     ],
 )
 def test_bad_csv(tmp_path: Path, content: str, message: str) -> None:
@@ -216,3 +234,11 @@ def test_bad_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], message: str)
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(LayoutError, match=message):
         nearfar.data.open(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.parquet"])
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04junk"])
+def test_damaged_files(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LayoutError, match=rf"{name} is damaged"):
+        nearfar.data.open(tmp_path / name)

@@ -1,68 +1,19 @@
-"""Transforms: geometry against Pillow's own resampling, chance against its generator, and the way through JSON."""
+"""Transforms of training images: chance against its generator, and the way through JSON."""
 
-import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from nearfar.data import BrokenImageError, EvalTransform, TrainTransform, transform_from_dict
-from nearfar.data.foreign import call_foreign
-from tests.data.making import encoded
+from nearfar.data import BrokenImageError, EvalTransform, SeededView, TrainTransform, transform_from_dict
+from tests.data.making import encoded, image
+from tests.imaging.pictures import photograph
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-
-
-def photograph(width: int = 100, height: int = 80) -> Image.Image:
-    """Smooth, so that small differences of place make small differences of value."""
-    y, x = np.mgrid[:height, :width]
-    values = np.stack([x * 255 / width, y * 255 / height, 127 + 100 * np.sin(x / 9) * np.cos(y / 7)], 2)
-    return Image.fromarray(values.astype(np.uint8))
-
-
-def levels(x: torch.Tensor) -> np.ndarray:
-    return (x.permute(1, 2, 0).numpy() * 255).round()
-
-
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("size", [32, 64, (48, 24)])
-def test_the_centre_crop_is_pillows(interpolation: str, size: int | tuple[int, int]) -> None:
-    picture = photograph()
-    x = EvalTransform(size, 64, interpolation=interpolation, **PLAIN)(picture)
-    height, width = (size, size) if isinstance(size, int) else size
-    method = getattr(Image.Resampling, interpolation.upper())
-    scaled = picture.resize((80, 64), method)
-    left, top = (80 - width) / 2, (64 - height) / 2
-    expected = np.asarray(scaled.crop((round(left), round(top), round(left) + width, round(top) + height)))
-    assert x.dtype == torch.float32 and x.shape == (3, height, width) and x.is_contiguous()
-    difference = np.abs(levels(x) - expected)
-    assert difference.mean() < 1.0 and difference.max() < 12
-
-
-def test_without_crop_the_whole_is_stretched() -> None:
-    picture = photograph()
-    x = EvalTransform((20, 50), crop=False, **PLAIN)(picture)
-    expected = np.asarray(picture.resize((50, 20), Image.Resampling.BICUBIC))
-    assert np.abs(levels(x) - expected).max() <= 2
-
-
-def test_an_image_of_the_right_size_is_only_normalised() -> None:
-    picture = photograph(32, 32)
-    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
-    x = EvalTransform(32, None, mean=mean, std=std)(picture)
-    expected = (np.asarray(picture) / 255 - mean) / std
-    np.testing.assert_allclose(x.permute(1, 2, 0).numpy(), expected, atol=1e-5)
-
-
-def test_large_jpegs_are_decoded_small_with_the_same_result() -> None:
-    stream = io.BytesIO()
-    photograph().resize((1000, 800), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=95)
-    transform = EvalTransform(64, 72, **PLAIN)
-    small, whole = transform(stream.getvalue()), transform(Image.open(io.BytesIO(stream.getvalue())))
-    assert np.abs(levels(small) - levels(whole)).mean() < 2
 
 
 @pytest.mark.parametrize("size", [(1, 300), (300, 1), (1, 1), (2, 3)])
@@ -157,13 +108,15 @@ def test_transforms_survive_json(transform: EvalTransform | TrainTransform) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: transform_from_dict({"transform": "eval", "sise": 3}), "a eval transform has no sise: it has crop"),
+        (
+            lambda: transform_from_dict({"transform": "eval", "sise": 3}),
+            "the eval transform has no sise: it has channels",
+        ),
         (lambda: transform_from_dict({"size": 3}), "transform must be one of eval, train, not None"),
-        (lambda: EvalTransform(224, 200), "resize=200 is smaller than size=224"),
-        (lambda: EvalTransform(0, None), "size=0 must be positive"),
-        (lambda: EvalTransform(std=(0.0, 1.0, 1.0)), "std=.* must be positive"),
-        (lambda: EvalTransform(mean=(0.0, 1.0)), "mean=.* must have 3 values"),
-        (lambda: EvalTransform(interpolation="nearest"), 'must be "bilinear" or "bicubic", not \'nearest\''),
+        (lambda: TrainTransform(0), "size=0 must be positive"),
+        (lambda: TrainTransform(std=(0.0, 1.0, 1.0)), "std=.* must be positive"),
+        (lambda: TrainTransform(mean=(0.0, 1.0)), "mean=.* must have 3 values"),
+        (lambda: TrainTransform(interpolation="nearest"), 'must be "bilinear" or "bicubic", not \'nearest\''),
         (lambda: TrainTransform(scale=(0.9, 0.1)), "scale=.*the smaller first"),
         (lambda: TrainTransform(ratio=(0.0, 1.0)), "ratio=.*two positive numbers"),
         (lambda: TrainTransform(flip=1.5), "flip=1.5 must be from 0 to 1"),
@@ -181,35 +134,33 @@ def test_broken_images_are_broken_here_too() -> None:
             transform(encoded(5, (64, 64))[:-40])
 
 
-class Foreign:
-    """Stands for a transform of another library."""
+def test_training_images_are_like_those_of_evaluation() -> None:
+    evaluation = EvalTransform((20, 16), None, False, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), "bilinear", "BGR")
+    train = TrainTransform.like(evaluation, flip=0.0)
+    assert train.scale is None and torch.equal(train(photograph()), evaluation(photograph()))
+    assert TrainTransform.like(evaluation, scale=(0.5, 1.0)).scale == (0.5, 1.0)
+    assert TrainTransform.like(EvalTransform(32, 40)).scale == TrainTransform().scale
+    grey = EvalTransform(20, 24, mean=(0.5,), std=(0.5,), channels="L")
+    x = TrainTransform.like(grey, color=0.3, pad=2, erase=1.0)(photograph(), np.random.default_rng(0))
+    assert x.shape == (1, 20, 20)
 
-    def __init__(self, result: object):
-        self.result, self.given = result, None
 
-    def __call__(self, *args: object, **options: object) -> object:
-        self.given = args, options
-        return self.result
+def test_what_is_left_open_is_filled_in_the_order_of_the_channels() -> None:
+    white = Image.new("RGB", (20, 20), "white")
+    mean = (10 / 255, 20 / 255, 30 / 255)
+    x = TrainTransform(20, scale=None, erase=1.0, flip=0, mean=mean, channels="BGR").pixels(white)
+    assert [channel.unique().tolist() for channel in x] == [[10, 255], [20, 255], [30, 255]]
 
 
-def test_other_libraries_are_given_what_they_take() -> None:
-    picture = photograph(6, 4)
-    torchvision_like = Foreign(torch.zeros(3, 2, 2))
-    assert call_foreign(torchvision_like, picture).shape == (3, 2, 2)
-    assert torchvision_like.given == ((picture,), {})
-
-    albumentations_like = type("Compose", (Foreign,), {"__module__": "albumentations.core"})(
-        {"image": np.full((2, 5, 3), 51, np.uint8)}
-    )
-    x = call_foreign(albumentations_like, picture)
-    assert x.shape == (3, 2, 5) and torch.allclose(x, torch.tensor(0.2))
-    assert np.array_equal(albumentations_like.given[1]["image"], np.asarray(picture))
-
-    kornia_like = type("Flip", (Foreign,), {"__module__": "kornia.augmentation"})(torch.ones(1, 3, 4, 4))
-    assert call_foreign(kornia_like, picture).shape == (3, 4, 4)
-    given = kornia_like.given[0][0]
-    assert given.shape == (1, 3, 4, 6) and given.dtype == torch.float32 and given.max() <= 1
-
-    assert call_foreign(lambda image: image.convert("L"), picture).shape == (1, 4, 6)
-    with pytest.raises(TypeError, match=r"returned Tensor of shape \(2,\): it must return a tensor"):
-        call_foreign(lambda image: torch.zeros(2), picture)
+def test_a_seeded_view_depends_on_the_content_the_view_and_the_seed(tmp_path: Path) -> None:
+    transform = TrainTransform(32, color=0.5, erase=1.0)
+    path, copy = image(tmp_path / "a.png", 90), image(tmp_path / "b.png", 90)
+    x = SeededView(transform, 1, seed=2)(path)
+    for same in (str(path), copy, path.read_bytes()):
+        assert torch.equal(SeededView(transform, 1, seed=2)(same), x)
+    assert not torch.equal(SeededView(transform, 0, seed=2)(path), x)
+    assert not torch.equal(SeededView(transform, 1, seed=3)(path), x)
+    path.write_bytes(path.read_bytes()[:40])
+    for broken, reason in ((path, r"a\.png: "), (tmp_path / "gone.png", r"gone\.png: no such file")):
+        with pytest.raises(BrokenImageError, match=reason):
+            SeededView(transform, 0)(broken)

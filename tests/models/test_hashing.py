@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nearfar import losses
-from nearfar.models import Embedder, HashingHead, HashingPenalty, Preprocess, pack_codes
+from nearfar.models import Embedder, EvalTransform, HashingHead, HashingPenalty, pack_codes
 
 
 def test_outputs_sharpen_with_progress():
@@ -60,7 +60,10 @@ def test_any_loss_learns_codes(make_loss):
     labels = torch.arange(4).repeat(16)
     x = torch.nn.functional.one_hot(labels, 8).float() * 2 + torch.randn(64, 8) * 0.3
     model = Embedder(
-        torch.nn.Flatten(), preprocess=Preprocess((1, 8), None, (0.0,), (1.0,), channels="L"), head="hash", dimension=16
+        torch.nn.Flatten(),
+        preprocess=EvalTransform((1, 8), None, False, (0.0,), (1.0,), channels="L"),
+        head="hash",
+        dimension=16,
     )
     images = x[:, None, None, :]
     together = make_loss() + HashingPenalty(1.0, 1.0)

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from nearfar.models import Embedder, Preprocess, open_trunk
+from nearfar.models import Embedder, EvalTransform, open_trunk
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,6 +24,11 @@ CONFIGS = {
     "swin": lambda: transformers.SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[2, 2], image_size=32, window_size=2),
 }
 SIZE_32 = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
+
+
+def whole(size: tuple[int, int] = (32, 32), interpolation: str = "bilinear", **options) -> EvalTransform:
+    """The whole image, stretched."""
+    return EvalTransform(size, None, crop=False, interpolation=interpolation, **options)
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def test_models_of_transformers(saved, tmp_path, name, pool, prefix, shape):
 @pytest.mark.parametrize(
     ("processor", "expected"),
     [
-        (SIZE_32, Preprocess(size=(32, 32), resize=None, mean=(0.5,) * 3, std=(0.25,) * 3)),
+        (SIZE_32, whole(mean=(0.5,) * 3, std=(0.25,) * 3)),
         (
             {
                 "size": {"shortest_edge": 40},
@@ -75,18 +80,18 @@ def test_models_of_transformers(saved, tmp_path, name, pool, prefix, shape):
                 "do_center_crop": True,
                 "resample": 3,
             },
-            Preprocess(size=(32, 32), resize=40, interpolation="bicubic"),
+            EvalTransform((32, 32), 40),
         ),
         (
             {"size": {"shortest_edge": 28}, "crop_pct": 0.875, "resample": 3},
-            Preprocess(size=(28, 28), resize=32, interpolation="bicubic"),
+            EvalTransform((28, 28), 32),
         ),
-        ({"size": 24, "resample": 2}, Preprocess(size=(24, 24), resize=None)),
+        ({"size": 24, "resample": 2}, whole(size=(24, 24))),
         (
             {"size": {"height": 32, "width": 32}, "do_normalize": False, "resample": 2},
-            Preprocess(size=(32, 32), resize=None, mean=(0.0,) * 3, std=(1.0,) * 3),
+            whole(mean=(0.0,) * 3, std=(1.0,) * 3),
         ),
-        (None, Preprocess(size=(224, 224), resize=None, interpolation="bicubic")),
+        (None, whole(size=(224, 224), interpolation="bicubic")),
     ],
 )
 def test_preprocessing_is_the_models_own(saved, processor, expected):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from nearfar.models import Embedder, Preprocess, list_trunks, open_trunk
+from nearfar.models import Embedder, EvalTransform, list_trunks, open_trunk
 from nearfar.models.bn_inception import BNInception
 from nearfar.models.checkpoints import load_weights, read_weights
 from nearfar.models.efficientnet import EfficientNetLite
@@ -297,9 +297,9 @@ def test_any_module_is_a_trunk():
     module = torch.nn.Conv2d(3, 5, 3)
     with pytest.raises(ValueError, match="a module as trunk needs preprocess"):
         open_trunk(module)
-    trunk = open_trunk(module, preprocess=Preprocess(8, None))
+    trunk = open_trunk(module, preprocess=EvalTransform(8, None))
     assert (trunk.channels, trunk.pool) == (5, "avg")
-    module.preprocess = Preprocess(8, None)
+    module.preprocess = EvalTransform(8, None)
     assert open_trunk(module).module.training  # asked what it gives, and left as it was
 
     class Two(torch.nn.Module):
@@ -307,7 +307,7 @@ def test_any_module_is_a_trunk():
             return x, x
 
     with pytest.raises(TypeError, match="must give a tensor, not tuple"):
-        open_trunk(Two(), preprocess=Preprocess(8, None))
+        open_trunk(Two(), preprocess=EvalTransform(8, None))
 
 
 def test_checkpoints_of_others(tmp_path):

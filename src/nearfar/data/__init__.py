@@ -6,17 +6,27 @@ Source       ->  load_image      eight-bit RGB the right way up, or BrokenImageE
 Source       ->  EvalTransform, TrainTransform, or any callable of a Pillow image
 labels       ->  PKSampler, ...  which rows make a batch, on which rank, from where in the epoch
 all of these ->  Loader          batches from worker processes; broken images skipped, counted and listed
+images       ->  FeatureCache    what a frozen network makes of them, computed once, on disk
 """
 
-from nearfar.data.columns import Encoded, Files, Images, Pixels, Source, Span, Spans
+from nearfar.data.columns import Encoded, Files, Images, Pixels, Spans
 from nearfar.data.embedded import glyphs
-from nearfar.data.images import BrokenImageError, identity, load_image
+from nearfar.data.features import FeatureCache, Features
 from nearfar.data.lists import LayoutError
-from nearfar.data.loading import Batch, Faults, Loader, TooManyBrokenImagesError
+from nearfar.data.loading import Batch, Faults, Loader
 from nearfar.data.opening import DifferentCountsWarning, open  # noqa: A004
 from nearfar.data.samplers import BalancedSampler, BatchSampler, HierarchicalSampler, PKSampler, PlainSampler
 from nearfar.data.tables import SPLITS, Pairs, Table
-from nearfar.data.transforms import EvalTransform, TrainTransform, transform_from_dict
+from nearfar.data.transforms import SeededView, TrainTransform, transform_from_dict
+from nearfar.imaging import (
+    BrokenImageError,
+    EvalTransform,
+    Source,
+    Span,
+    TooManyBrokenImagesError,
+    identity,
+    load_image,
+)
 
 __all__ = [
     "SPLITS",
@@ -28,6 +38,8 @@ __all__ = [
     "Encoded",
     "EvalTransform",
     "Faults",
+    "FeatureCache",
+    "Features",
     "Files",
     "HierarchicalSampler",
     "Images",
@@ -37,6 +49,7 @@ __all__ = [
     "Pairs",
     "Pixels",
     "PlainSampler",
+    "SeededView",
     "Source",
     "Span",
     "Spans",

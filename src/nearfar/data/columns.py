@@ -3,7 +3,6 @@ safe to share with worker processes, and cut without copying what they point int
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,25 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.imaging import Source, Span
+
 Rows = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Span:
-    """An encoded image inside a larger file: `length` bytes from `offset`."""
-
-    path: str
-    offset: int
-    length: int
-
-    def read(self) -> bytes:
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.length)
-
-
-Source = str | PathLike[str] | bytes | Span | npt.NDArray[Any]
-"""One image: a path, an encoded image, a place in a file, or pixels (H, W), (H, W, 1) or (H, W, 3)."""
 
 
 class Images(Protocol):

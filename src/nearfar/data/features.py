@@ -7,21 +7,11 @@
 
 A feature is found again by the key (which network, which transform) and the image's identity (which file, its size and
 time of change; or a digest of its content), so that a changed network, transform or file never meets an old feature:
-nothing is overwritten, what no longer matches is no longer found.
-
-    folder/<digest of the key>/about.json              the key, the dimension, the type of the numbers
-                               <writer>.rows           features, one row after the other
-                               <writer>.ids            16 bytes for each: which image, which view
-
-Every writer has files of its own, so that any number may work at once, without locks. Rows are on the disk before their
-ids are written: a process killed at any time leaves whole rows with ids, which count, and at most a part of one batch
-without, which is computed again.
+nothing is overwritten, what no longer matches is no longer found. feature_files.py is how they lie on disk.
 """
 
 import hashlib
-import json
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.data.images import identity
+from nearfar.data.feature_files import ID_TYPE, Index, Writer
+from nearfar.data.samplers import BatchSampler
+from nearfar.imaging.sources import ImageSequence, content, identity
 
 Encode = Callable[[Sequence[Any], int], Iterable[NDArray[Any]]]
-_ID = np.dtype("S16")
-_COMMIT_BYTES = 4_000_000  # rows written between two waits for the disk
 
 
 class FeatureCache:
@@ -68,7 +58,7 @@ class FeatureCache:
 
     def compute(
         self,
-        images: Sequence[Any],
+        images: ImageSequence,
         encode: Encode,
         *,
         views: int = 1,
@@ -88,7 +78,7 @@ class FeatureCache:
             raise ValueError(f"views must be at least 1, not {views}")
         states = [_state(images[row]) for row in range(len(images))]
         wanted = self._ids(images, views)
-        index = _Index(self.folder, self.dtype)
+        index = Index(self.folder, self.dtype)
         for view, ids in enumerate(wanted):
             missing = np.flatnonzero(index.places(ids) < 0)
             done = (view + 1) * len(images) - len(missing)
@@ -97,7 +87,7 @@ class FeatureCache:
             if len(missing) == 0:
                 continue
             position = 0
-            with _Writer(self.folder, self.key, self.dtype) as writer:
+            with Writer(self.folder, self.key, self.dtype) as writer:
                 for batch in encode(_Chosen(images, missing), view):
                     rows = np.asarray(batch)
                     _check(rows, len(missing) - position)
@@ -114,29 +104,22 @@ class FeatureCache:
                         progress(done + position, wanted.size)
             if position != len(missing):
                 raise ValueError(f"encode gave {position} features for {len(missing)} images")
-        index = _Index(self.folder, self.dtype)
+        index = Index(self.folder, self.dtype)
         return Features(index.shards, np.stack([index.places(ids) for ids in wanted], 1), index.dimension)
 
-    def _ids(self, images: Sequence[Any], views: int) -> NDArray[Any]:
+    def _ids(self, images: ImageSequence, views: int) -> NDArray[Any]:
         """(views, N), 16 bytes each: which image, which view of it."""
-        ids = np.empty((views, len(images)), _ID)
+        ids = np.empty((views, len(images)), ID_TYPE)
         for row in range(len(images)):
             image = images[row]
             try:
-                who = _content(image) if self.identify == "content" else identity(image)
+                who = content(image) if self.identify == "content" else identity(image)
             except OSError:  # no such file: for the encoder to complain about
                 who = f"missing {image}"
             for view in range(views):
                 digest = hashlib.blake2b(f"{view} {who}".encode("utf-8", "surrogateescape"), digest_size=15).digest()
                 ids[view, row] = digest + b"."  # numpy would cut off a zero byte at the end
         return ids
-
-
-def _content(image: Any) -> str:
-    """A digest of the encoded image, or of its pixels."""
-    if isinstance(image, (str, os.PathLike)):
-        return identity(Path(image).read_bytes())
-    return identity(image.read() if hasattr(image, "read") else image)
 
 
 def _state(image: Any) -> str:
@@ -159,7 +142,7 @@ def _check(rows: NDArray[Any], expected: int) -> None:
 class _Chosen(Sequence[Any]):
     """Some of the images, none of them touched before it is asked for."""
 
-    def __init__(self, images: Sequence[Any], rows: NDArray[np.int64]):
+    def __init__(self, images: ImageSequence, rows: NDArray[np.int64]):
         self._images, self._rows = images, rows
 
     def __len__(self) -> int:
@@ -169,109 +152,6 @@ class _Chosen(Sequence[Any]):
         if isinstance(row, slice):
             return [self._images[int(r)] for r in self._rows[row]]
         return self._images[int(self._rows[row])]
-
-
-class _Writer:
-    """Appends to two files of its own; what it was given is on the disk once it is closed, and mostly before."""
-
-    def __init__(self, folder: Path, key: str, dtype: np.dtype[Any]):
-        self._folder, self._key, self._dtype = folder, key, dtype
-        self._name = uuid.uuid4().hex
-        self._rows: Any = None
-        self._ids: Any = None
-        self._waiting: list[NDArray[Any]] = []
-        self._unsaved = 0
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def add(self, ids: NDArray[Any], rows: NDArray[Any]) -> None:
-        if self._rows is None:
-            _agree(self._folder, self._key, rows.shape[1], self._dtype)
-            self._rows = (self._folder / f"{self._name}.rows").open("wb")
-            self._ids = (self._folder / f"{self._name}.ids").open("wb")
-        data = np.ascontiguousarray(rows, self._dtype)
-        self._rows.write(data.data)
-        self._waiting.append(ids)
-        self._unsaved += data.nbytes
-        if self._unsaved >= _COMMIT_BYTES:
-            self._commit()
-
-    def _commit(self) -> None:
-        self._rows.flush()
-        os.fsync(self._rows.fileno())  # rows first: an id promises that its row is there
-        self._ids.write(b"".join(ids.tobytes() for ids in self._waiting))
-        self._ids.flush()
-        self._waiting, self._unsaved = [], 0
-
-    def __exit__(self, *error: object) -> None:
-        if self._rows is not None:
-            try:
-                self._commit()
-            finally:
-                self._rows.close()
-                self._ids.close()
-
-
-def _agree(folder: Path, key: str, dimension: int, dtype: np.dtype[Any]) -> None:
-    """Say what the folder holds, or find that it holds that already. The first to say it wins."""
-    about = {"key": key, "dimension": dimension, "dtype": dtype.name}
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{uuid.uuid4().hex}.draft"
-    draft.write_text(json.dumps(about), encoding="utf-8")
-    try:
-        os.link(draft, folder / "about.json")  # whole, or not at all
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        draft.replace(folder / "about.json")
-    finally:
-        draft.unlink(missing_ok=True)
-    there = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    if there != about:
-        raise ValueError(
-            f"{folder} holds features of {there['dimension']} dimensions under this key, not {dimension}: "
-            "the key must change whenever the network does"
-        )
-
-
-class _Index:
-    """Which feature is where: shard and row as one number, shard * 2^40 + row."""
-
-    def __init__(self, folder: Path, dtype: np.dtype[Any]):
-        self.shards: list[NDArray[Any]] = []
-        self.dimension = 0
-        ids, places = [np.empty(0, _ID)], [np.empty(0, np.int64)]
-        if (folder / "about.json").is_file():
-            self.dimension = json.loads((folder / "about.json").read_text(encoding="utf-8"))["dimension"]
-            for path in sorted(folder.glob("*.ids")):
-                # Another process may be writing: ids and rows are counted as they are now, ids first.
-                data = path.read_bytes()
-                found = np.frombuffer(data[: len(data) // 16 * 16], _ID)
-                shard = _map(path.with_suffix(".rows"), self.dimension, dtype)
-                count = min(len(found), len(shard))
-                if count:
-                    ids.append(found[:count])
-                    places.append(np.arange(count) + (len(self.shards) << 40))
-                    self.shards.append(shard)
-        every = np.concatenate(ids)
-        order = np.argsort(every, kind="stable")
-        self._ids, self._places = every[order], np.concatenate(places)[order]
-
-    def places(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Where the features are; -1 where there is none."""
-        if len(self._ids) == 0:
-            return np.full(len(ids), -1, np.int64)
-        at = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
-        return np.where(self._ids[at] == ids, self._places[at], -1)
-
-
-def _map(path: Path, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The whole rows of a file, memory-mapped."""
-    count = path.stat().st_size // (dimension * dtype.itemsize) if path.is_file() else 0
-    if count == 0:
-        return np.empty((0, dimension), dtype)
-    return np.memmap(path, dtype, "r", shape=(count, dimension))
 
 
 class Features:
@@ -328,7 +208,8 @@ class Features:
         """An epoch of (features (n, D), labels (n,)), or (features, rows) without labels.
 
         Every image comes once, in an order that the seed decides, or as a batch sampler says; each time in one of its
-        views, drawn at random. Rows in `missing` are left out.
+        views, drawn at random. Rows in `missing` are left out. With one of `nearfar.data`'s samplers, what is drawn
+        depends on the seed, the epoch and the batch alone, so that a resumed epoch goes on as it would have.
 
         Args:
             batch_size: with a sampler, leave it out.
@@ -340,19 +221,21 @@ class Features:
         marks = torch.arange(len(self)) if labels is None else torch.as_tensor(labels)
         if len(marks) != len(self):
             raise ValueError(f"there are {len(marks)} labels for {len(self)} images")
-        rng = np.random.default_rng(seed)
         there = np.ones(len(self), bool)
         there[self.missing] = False
         if sampler is None:
             assert batch_size is not None
             if batch_size < 1:
                 raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-            order = rng.permutation(np.flatnonzero(there))
+            order = np.random.default_rng(seed).permutation(np.flatnonzero(there))
             chosen: Iterable[Any] = (order[i : i + batch_size] for i in range(0, len(order), batch_size))
         else:
             chosen = sampler
-        for batch in chosen:
+        for number, batch in enumerate(chosen, 1):
             rows = np.asarray(batch, np.int64)
             rows = rows[there[rows]]
-            view = rng.integers(self.views, size=len(rows)) if self.views > 1 else 0
+            draw = [number]
+            if isinstance(sampler, BatchSampler):
+                draw = [sampler.epoch, sampler.position, sampler.rank]
+            view = np.random.default_rng([seed, *draw]).integers(self.views, size=len(rows)) if self.views > 1 else 0
             yield torch.from_numpy(self.take(rows, view)), marks[torch.from_numpy(rows)]

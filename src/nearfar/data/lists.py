@@ -4,8 +4,6 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 
-from nearfar.data.images import EXTENSIONS
-
 
 class LayoutError(ValueError):
     """A data set that is not what its layout says."""
@@ -40,23 +38,6 @@ def fields(path: Path, count: int, separator: str | None = None) -> Iterator[lis
         if len(parts) < count:
             raise LayoutError(f"line {number} of {path} has {len(parts)} fields, not {count}: {line[:80]!r}")
         yield parts
-
-
-def images_below(folder: Path) -> Iterator[str]:
-    """The image files in a folder and its subfolders, as paths relative to it, in sorted order."""
-    stack = [""]
-    found = []
-    while stack:
-        here = stack.pop()
-        for entry in sorted(folder.joinpath(here).iterdir()):
-            name = f"{here}/{entry.name}" if here else entry.name
-            if entry.name.startswith("."):
-                continue
-            if entry.suffix.lower() in EXTENSIONS:
-                found.append(name)
-            elif entry.is_dir():
-                stack.append(name)
-    return iter(sorted(found))
 
 
 def first_existing(root: Path, names: Iterable[str]) -> str | None:

@@ -9,12 +9,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from nearfar.data.columns import Source
-from nearfar.data.foreign import call_foreign
-from nearfar.data.images import BrokenImageError, describe, load_image
 from nearfar.data.samplers import BatchSampler, PlainSampler
 from nearfar.data.tables import Table
-from nearfar.data.transforms import EvalTransform, TrainTransform
+from nearfar.data.transforms import TrainTransform
+from nearfar.imaging import BrokenImageError, EvalTransform, Source, TooManyBrokenImagesError
+from nearfar.imaging.foreign import transformed
+from nearfar.imaging.sources import describe
 
 AnyTransform = EvalTransform | TrainTransform | Callable[[Image.Image], Any]
 
@@ -25,10 +25,6 @@ class Batch(NamedTuple):
     images: Tensor
     labels: Tensor
     rows: Tensor
-
-
-class TooManyBrokenImagesError(RuntimeError):
-    """More images are broken than the run may do without."""
 
 
 class Faults:
@@ -107,7 +103,7 @@ class _Images(Dataset[tuple[int, Tensor | str]]):
             return self.transform.pixels(source, np.random.default_rng([self.seed, *draw]))
         if isinstance(self.transform, EvalTransform):
             return self.transform.pixels(source)
-        return call_foreign(self.transform, load_image(source))
+        return transformed(self.transform, source, (self.seed, *draw))
 
 
 _Message = tuple[Tensor | None, list[int], list[tuple[int, str]]]
@@ -126,7 +122,7 @@ class Loader:
     Args:
         table: rows with images.
         transform: `EvalTransform`, `TrainTransform`, or any callable of a Pillow image (torchvision, albumentations,
-            kornia: see `call_foreign`).
+            kornia: see `nearfar.imaging.foreign`).
         sampler: which rows make a batch; a number takes all rows in order, so many at a time.
         workers: processes that decode; 0 decodes in this one.
         max_broken: the fraction of the table's images that may be broken before that is an error.
@@ -160,6 +156,8 @@ class Loader:
             batch_sampler=_Keys(self.sampler),
             num_workers=workers,
             collate_fn=_collate,
+            # Of its own: an iterator draws a number when it begins, and a resumed run begins one more.
+            generator=torch.Generator().manual_seed(seed),
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
         )

@@ -1,81 +1,34 @@
-"""From an image to the tensor a network takes. Pillow decodes (a JPEG at the smallest scale that serves); torch crops
-and resizes in one step on bytes, antialiased as Pillow does it and several times faster. Both transforms have two
-stages, so that worker processes need to hand over bytes only: `pixels`, all that happens to the image, and `normalise`,
-which takes a whole batch as well.
-"""
+"""Transforms of training images: random, but a function of the image and the generator alone."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
-from nearfar.data.columns import Source
-from nearfar.data.images import decode, open_image, upright_size
+from nearfar.imaging.decoding import broken_if_it_fails
+from nearfar.imaging.evaluation import EvalTransform, from_plain, tuples_for_lists
+from nearfar.imaging.pixels import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Box,
+    Channels,
+    Interpolation,
+    OpenedImage,
+    Size,
+    check_output,
+    height_width,
+    in_channels,
+    normalised,
+)
+from nearfar.imaging.sources import BrokenImageError, ImageLike, Source, content, describe, encoded
 
-Triple = tuple[float, float, float]
 Range = tuple[float, float]
-Box = tuple[float, float, float, float]
-IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
-IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 _GREY = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # luma weights of ITU-R BT.601, as in Pillow
-
-
-@dataclass(frozen=True)
-class EvalTransform:
-    """The same every time: shorter side to `resize`, centre crop of `size`, normalised.
-
-    Args:
-        size: side of the square output, or (height, width).
-        resize: what the shorter side is scaled to before the crop; None takes the largest crop of the output's shape.
-        crop: False stretches the whole image to `size` instead, as is usual for faces and persons.
-        mean, std: per channel, of values from 0 to 1.
-        interpolation: "bicubic" or "bilinear", both antialiased.
-
-    Called with a `Source` or a Pillow image; gives float32 (3, height, width).
-    """
-
-    size: int | tuple[int, int] = 224
-    resize: int | None = 256
-    crop: bool = True
-    mean: Triple = IMAGENET_MEAN
-    std: Triple = IMAGENET_STD
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-
-    def __post_init__(self) -> None:
-        _check(self)
-        if self.resize is not None and self.crop and self.resize < min(_pair(self.size)):
-            raise ValueError(f"resize={self.resize} is smaller than size={self.size}: the crop would leave the image")
-
-    def __call__(self, source: Source | Image.Image) -> Tensor:
-        return self.normalise(self.pixels(source))
-
-    def pixels(self, source: Source | Image.Image) -> Tensor:
-        """Cropped and resized, as bytes (3, height, width)."""
-        image = open_image(source)
-        return _resized(image, self._box(*upright_size(image)), _pair(self.size), self.interpolation, source)
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """(pixels / 255 - mean) / std, of bytes (..., 3, height, width)."""
-        return _normalised(pixels, self.mean, self.std)
-
-    def _box(self, width: int, height: int) -> Box:
-        if not self.crop:
-            return 0, 0, width, height
-        out_height, out_width = _pair(self.size)
-        scale = min(width / out_width, height / out_height) if self.resize is None else min(width, height) / self.resize
-        w, h = min(width, out_width * scale), min(height, out_height * scale)
-        return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, from which `transform_from_dict` makes it again."""
-        return {"transform": "eval", **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -91,30 +44,31 @@ class TrainTransform:
         erase: probability of erasing a rectangle of 2 to 33 % of the area.
         pad: shift by up to so many pixels in each direction, as in re-identification. What erasing and shifting leave
             open is filled with the mean colour, rounded to bytes.
-        mean, std, interpolation: as in `EvalTransform`.
+        mean, std, interpolation, channels: as in `EvalTransform`.
 
-    Called with a `Source` or a Pillow image, and a numpy generator that decides everything random (without one, a fresh
-    generator seeded from torch's global one); gives float32 (3, height, width).
+    Called with what `EvalTransform` takes, and a numpy generator that decides everything random (without one, a fresh
+    generator seeded from torch's global one); gives float32 (C, height, width). It has the stages
+    `pixels` and `normalise` too.
     """
 
-    size: int | tuple[int, int] = 224
+    takes_any_image: ClassVar[bool] = True
+    size: Size = 224
     scale: Range | None = (0.16, 1.0)
     ratio: Range = (3 / 4, 4 / 3)
     flip: float = 0.5
     color: float = 0.0
     erase: float = 0.0
     pad: int = 0
-    mean: Triple = IMAGENET_MEAN
-    std: Triple = IMAGENET_STD
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    interpolation: Interpolation = "bicubic"
+    channels: Channels = "RGB"
 
     def __post_init__(self) -> None:
-        _check(self)
-        if self.scale is not None:
-            object.__setattr__(self, "scale", tuple(self.scale))
-            if not 0 < self.scale[0] <= self.scale[1] <= 1:
-                raise ValueError(f"scale={self.scale} must be two fractions of the area, the smaller first")
-        object.__setattr__(self, "ratio", tuple(self.ratio))
+        tuples_for_lists(self)
+        check_output(self.size, self.mean, self.std, self.interpolation, self.channels)
+        if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale={self.scale} must be two fractions of the area, the smaller first")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio={self.ratio} must be two positive numbers, the smaller first")
         for name in ("flip", "erase", "color"):
@@ -123,23 +77,37 @@ class TrainTransform:
         if self.pad < 0:
             raise ValueError(f"pad={self.pad} must not be negative")
 
-    def __call__(self, source: Source | Image.Image, rng: np.random.Generator | None = None) -> Tensor:
-        return self.normalise(self.pixels(source, rng))
+    @classmethod
+    def like(cls, evaluation: EvalTransform, **options: Any) -> "TrainTransform":
+        """Images of the size, channels and normalisation that evaluation has (such as `Embedder.preprocess`); options
+        as of the class. Where evaluation stretches the whole image, so does this, unless `scale` is given.
+
+        >>> TrainTransform.like(EvalTransform(32, crop=False, channels="BGR"), flip=0.0).channels
+        'BGR'
+        """
+        same = {name: getattr(evaluation, name) for name in ("size", "mean", "std", "interpolation", "channels")}
+        whole = {} if evaluation.crop else {"scale": None}
+        return cls(**{**same, **whole, **options})
+
+    def __call__(self, image: ImageLike, rng: np.random.Generator | None = None) -> Tensor:
+        return self.normalise(self.pixels(image, rng))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(pixels / 255 - mean) / std, of bytes (..., 3, height, width)."""
-        return _normalised(pixels, self.mean, self.std)
+        """(pixels / 255 - mean) / std, of bytes (..., C, height, width)."""
+        return normalised(pixels, self.mean, self.std)
 
-    def pixels(self, source: Source | Image.Image, rng: np.random.Generator | None = None) -> Tensor:
-        """Cropped, resized and changed at random, as bytes (3, height, width)."""
+    def pixels(self, image: ImageLike, rng: np.random.Generator | None = None) -> Tensor:
+        """Cropped, resized and changed at random, as bytes (C, height, width)."""
         if rng is None:
             rng = np.random.default_rng(int(torch.randint(2**62, ())))
-        image = open_image(source)
-        pixels = _resized(image, self._box(*upright_size(image), rng), _pair(self.size), self.interpolation, source)
+        opened = OpenedImage(image)
+        box = self._box(opened.width, opened.height, rng)
+        pixels = opened.resized(box, height_width(self.size), self.interpolation)
         if rng.random() < self.flip:
             pixels = pixels.flip(2)
         if self.color:
             pixels = (_jittered(pixels / 255, self.color, rng) * 255).round_().to(torch.uint8)
+        pixels = in_channels(pixels, self.channels)
         fill = torch.tensor([round(255 * min(max(mean, 0.0), 1.0)) for mean in self.mean], dtype=torch.uint8)
         if self.pad:
             pixels = _shifted(pixels, self.pad, fill, rng)
@@ -167,81 +135,47 @@ class TrainTransform:
         return {"transform": "train", **dataclasses.asdict(self)}
 
 
+@dataclass(frozen=True)
+class SeededView:
+    """One augmented view of every image: a training transform whose chance depends on the image's content, a number and
+    a seed alone. Whoever computes it, in whatever order, on whatever machine, gets the same: for cached features.
+
+    >>> image, transform = np.full((9, 9), 100, np.uint8), TrainTransform(4, color=0.5)
+    >>> one, again, other = (SeededView(transform, view)(image) for view in (0, 0, 1))
+    >>> torch.equal(one, again), torch.equal(one, other)
+    (True, False)
+    """
+
+    takes_any_image: ClassVar[bool] = True
+    transform: TrainTransform
+    view: int
+    seed: int = 0
+
+    def __call__(self, image: Source) -> Tensor:
+        with broken_if_it_fails(image):
+            source = image if isinstance(image, np.ndarray) else encoded(image)  # read once, to be told and decoded
+        rng = np.random.default_rng([self.seed, self.view, *content(source).encode()])
+        try:
+            return self.transform(source, rng)
+        except BrokenImageError as broken:
+            raise BrokenImageError(describe(image), broken.reason) from broken
+
+
 Transform = EvalTransform | TrainTransform
-_KINDS: dict[str, type[EvalTransform] | type[TrainTransform]] = {"eval": EvalTransform, "train": TrainTransform}
 
 
 def transform_from_dict(values: Mapping[str, Any]) -> Transform:
-    """What `to_dict` gave, also after a way through JSON. Unknown names are errors.
+    """What `to_dict` of either transform gave, also after a way through JSON. Unknown names are errors.
 
     >>> transform_from_dict(EvalTransform(112, crop=False).to_dict()) == EvalTransform(112, crop=False)
     True
     """
-    options = dict(values)
-    kind = options.pop("transform", None)
-    if kind not in _KINDS:
-        raise ValueError(f"transform must be one of {', '.join(_KINDS)}, not {kind!r}")
-    known = {field.name for field in dataclasses.fields(_KINDS[kind])}
-    if unknown := set(options) - known:
-        raise ValueError(f"a {kind} transform has no {', '.join(sorted(unknown))}: it has {', '.join(sorted(known))}")
-    return _KINDS[kind](**options)
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
-
-
-def _check(transform: EvalTransform | TrainTransform) -> None:
-    """What both have; JSON's lists become tuples again."""
-    for name, length in (("size", 2), ("mean", 3), ("std", 3)):
-        value = getattr(transform, name)
-        if isinstance(value, (list, tuple)):
-            if len(value) != length:
-                raise ValueError(f"{name}={value} must have {length} values")
-            object.__setattr__(transform, name, tuple(value))
-    if min(_pair(transform.size)) < 1:
-        raise ValueError(f"size={transform.size} must be positive")
-    if min(transform.std) <= 0:
-        raise ValueError(f"std={transform.std} must be positive")
-    if transform.interpolation not in ("bilinear", "bicubic"):
-        raise ValueError(f'interpolation must be "bilinear" or "bicubic", not {transform.interpolation!r}')
-
-
-def _resized(
-    image: Image.Image, box: Box, size: tuple[int, int], interpolation: str, source: Source | Image.Image
-) -> Tensor:
-    """The box (left, top, right, bottom, in pixels of the upright image) at `size`, as bytes (3, height, width)."""
-    width, height = upright_size(image)
-    ours = not isinstance(source, Image.Image)  # a caller's image is not made smaller under their hands
-    scale = max(size[1] / max(box[2] - box[0], 1), size[0] / max(box[3] - box[1], 1)) if ours else 1.0
-    rgb = decode(image, scale, source)
-    across, down = rgb.width / width, rgb.height / height
-    left, right = _whole(box[0] * across, box[2] * across, rgb.width)
-    top, bottom = _whole(box[1] * down, box[3] * down, rgb.height)
-    pixels = torch.from_numpy(np.array(rgb.crop((left, top, right, bottom)))).permute(2, 0, 1)
-    if pixels.shape[1:] == size:
-        return pixels
-    return functional.interpolate(pixels[None], size, mode=interpolation, antialias=True, align_corners=False)[0]
-
-
-def _whole(low: float, high: float, most: int) -> tuple[int, int]:
-    """Whole pixels, at least one."""
-    start = min(int(low + 0.5), most - 1)
-    return start, max(start + 1, min(int(high + 0.5), most))
-
-
-def _normalised(pixels: Tensor, mean: Triple, std: Triple) -> Tensor:
-    """(pixels / 255 - mean) / std as one product and one sum, image by image, so that each stays in the cache. By
-    numpy, in one thread: torch's would wait for the cores that the workers have.
-    """
-    scale = np.array([1 / (255 * s) for s in std], np.float32)[:, None, None]
-    shift = np.array([-m / s for m, s in zip(mean, std, strict=True)], np.float32)[:, None, None]
-    out = np.empty(tuple(pixels.shape), np.float32)
-    shape = (-1, *out.shape[-3:])
-    for image, place in zip(pixels.numpy().reshape(shape), out.reshape(shape), strict=True):
-        np.multiply(image, scale, out=place)
-        place += shift
-    return torch.from_numpy(out)
+    kind = values.get("transform")
+    if kind == "eval":
+        return EvalTransform.from_dict(values)
+    if kind == "train":
+        return from_plain(TrainTransform, "train", values)
+    raise ValueError(f"transform must be one of eval, train, not {kind!r}")
 
 
 def _jittered(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
@@ -253,9 +187,9 @@ def _jittered(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
 
 def _shifted(pixels: Tensor, most: int, fill: Tensor, rng: np.random.Generator) -> Tensor:
     height, width = pixels.shape[1:]
-    page = fill[:, None, None].repeat(1, height + 2 * most, width + 2 * most)
+    page = fill[:, None, None].expand(-1, height + 2 * most, width + 2 * most).contiguous()
     page[:, most : most + height, most : most + width] = pixels
-    top, left = (int(rng.integers(0, 2 * most + 1)) for _ in range(2))
+    top, left = rng.integers(0, 2 * most + 1, 2).tolist()
     return page[:, top : top + height, left : left + width]
 
 

@@ -1,11 +1,12 @@
 """From images to embeddings.
 
-image ──► preprocess.py ──► trunk ──► pooling.py ──► heads.py, hashing.py ──► L2
+image ──► nearfar.imaging ─► trunk ──► pooling.py ──► heads.py, hashing.py ──► L2
                              │
     trunks.py: by name       ├─ convnet.py, efficientnet.py, bn_inception.py, iresnet.py    our own, public key names
                              └─ hub.py                                                      transformers, LoRA, timm
 
-    embedder.py       all of it as one module: train it, embed folders with it, save and load it
+    network.py        all of it as one module: what is computed, what is trained when
+    embedder.py       the network by its name, over folders of images, saved and loaded
     extraction.py     many images, decoded ahead of the network, in bounded memory
     checkpoints.py    weights of others; storage.py: our own files
 
@@ -18,21 +19,22 @@ image ──► preprocess.py ──► trunk ──► pooling.py ──► hea
 Pillow and safetensors are needed, and for some trunks more: the error says what.
 """
 
+from nearfar.imaging import BrokenImageError, EvalTransform, TooManyBrokenImagesError
 from nearfar.models.embedder import Embedder
 from nearfar.models.extraction import images_in
 from nearfar.models.hashing import HashingHead, HashingPenalty, pack_codes
 from nearfar.models.heads import pca
 from nearfar.models.pooling import Pooling
-from nearfar.models.preprocess import BrokenImageError, Preprocess
 from nearfar.models.trunks import Trunk, TrunkInfo, list_trunks, open_trunk
 
 __all__ = [
     "BrokenImageError",
     "Embedder",
+    "EvalTransform",
     "HashingHead",
     "HashingPenalty",
     "Pooling",
-    "Preprocess",
+    "TooManyBrokenImagesError",
     "Trunk",
     "TrunkInfo",
     "images_in",

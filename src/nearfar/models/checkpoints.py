@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 FromPublic = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -21,9 +23,6 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
             return load_file(path)
         except SafetensorError as error:

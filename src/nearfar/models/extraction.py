@@ -5,6 +5,7 @@ Pillow and numpy let go of the interpreter while they decode and resize, so thre
 their start-up and copies.
 """
 
+import contextlib
 import itertools
 import os
 import warnings
@@ -19,17 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.models.preprocess import BrokenImageError
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+from nearfar.imaging import BrokenImageError, TooManyBrokenImagesError, images_below
 
 
 def images_in(folder: str | os.PathLike[str]) -> list[Path]:
     """Every image file below a folder, sorted."""
-    found = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS and p.is_file())
+    found = [Path(folder, name) for name in images_below(folder)]
     if not found:
-        raise ValueError(f"{os.fspath(folder)} holds no image ({', '.join(IMAGE_ENDINGS)})")
+        raise ValueError(f"{os.fspath(folder)} holds no image (endings such as .jpg, .png, .webp)")
     return found
+
+
+def listed(images: Any) -> Any:
+    """A folder or a file as a list of paths; the rest as it is."""
+    if isinstance(images, Tensor) and images.ndim != 4:
+        raise ValueError(f"a tensor of images must be (N, C, H, W), not {tuple(images.shape)}")
+    if isinstance(images, (str, os.PathLike)):
+        return images_in(images) if Path(images).is_dir() else [images]
+    return images
 
 
 def default_workers() -> int:
@@ -43,10 +51,10 @@ def batches(
     transform: Callable[[Any], Tensor],
     batch_size: int,
     num_workers: int | None = None,
-) -> Iterator[tuple[Tensor, list[Exception | None]]]:
+) -> Iterator[tuple[Tensor, list[BrokenImageError | None]]]:
     """Transformed images in order, stacked (n, C, H, W), with what is wrong with each (None: nothing).
 
-    An image whose transform raises OSError or ValueError is a row of zeros. At most three batches are held at a time.
+    A broken image is a row of zeros. At most three batches are held at a time.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -57,7 +65,7 @@ def batches(
             yield _stack(chunk)
         return
     pool = ThreadPoolExecutor(workers, "nearfar-decode")
-    waiting: deque[Future[Tensor | Exception]] = deque()
+    waiting: deque[Future[Tensor | BrokenImageError]] = deque()
     try:
         while True:
             ahead = itertools.islice(source, 3 * batch_size - len(waiting))
@@ -69,15 +77,15 @@ def batches(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _attempt(transform: Callable[[Any], Tensor], image: Any) -> Tensor | Exception:
+def _attempt(transform: Callable[[Any], Tensor], image: Any) -> Tensor | BrokenImageError:
     try:
         return transform(image)
-    except (OSError, ValueError) as error:  # what Pillow, and whatever transform is used, raise for a bad image
+    except BrokenImageError as error:
         return error
 
 
-def _stack(rows: list[Tensor | Exception]) -> tuple[Tensor, list[Exception | None]]:
-    errors = [row if isinstance(row, Exception) else None for row in rows]
+def _stack(rows: list[Tensor | BrokenImageError]) -> tuple[Tensor, list[BrokenImageError | None]]:
+    errors = [row if isinstance(row, BrokenImageError) else None for row in rows]
     good = [row for row in rows if isinstance(row, Tensor)]
     if not good:
         return torch.empty(0), errors
@@ -85,10 +93,7 @@ def _stack(rows: list[Tensor | Exception]) -> tuple[Tensor, list[Exception | Non
     if len(shapes) > 1:
         raise ValueError(f"the transform must give tensors of one shape, not of {', '.join(map(str, sorted(shapes)))}")
     blank = torch.zeros_like(good[0])
-    tensors = [row if isinstance(row, Tensor) else blank for row in rows]
-    if good[0].ndim == 3 and good[0].stride(0) == 1:  # channels last in memory: they stay so
-        return torch.stack([row.permute(1, 2, 0) for row in tensors]).permute(0, 3, 1, 2), errors
-    return torch.stack(tensors), errors
+    return torch.stack([row if isinstance(row, Tensor) else blank for row in rows]), errors
 
 
 def extract(
@@ -112,7 +117,7 @@ def extract(
     if not 0 <= max_broken <= 1:
         raise ValueError(f"max_broken is a fraction between 0 and 1, not {max_broken}")
     total = len(images) if isinstance(images, Sized) else None
-    broken: list[Exception] = []
+    broken: list[BrokenImageError] = []
     done, held = 0, 0  # `held`: rows of batches with no good image, before the dimension is known
     dimension: int | None = None
     for batch, errors in batches(images, transform, batch_size, num_workers):
@@ -139,7 +144,7 @@ def extract(
         if advance is not None:
             advance(len(errors))
     if held:
-        raise BrokenImageError(f"none of the {held} images can be read; the first: {broken[0]}")
+        raise TooManyBrokenImagesError(f"none of the {held} images can be read; the first: {broken[0]}")
     if broken and len(broken) > max_broken * done:
         raise _too_many(broken, done, total, max_broken) from broken[0]
     if broken:
@@ -147,8 +152,40 @@ def extract(
         warnings.warn(f"{len(broken)} of {done} images are broken, their rows are NaN: {shown}", stacklevel=2)
 
 
-def _too_many(broken: list[Exception], done: int, total: int | None, allowed: float) -> BrokenImageError:
+def _too_many(broken: list[BrokenImageError], done: int, total: int | None, allowed: float) -> Exception:
     if allowed == 0:
-        return BrokenImageError(f"{broken[0]} (max_broken=0.01 would pass over one in a hundred)")
+        reason = f"{broken[0].reason} (max_broken=0.01 would pass over one in a hundred)"
+        return BrokenImageError(broken[0].source, reason)
     of = total or done
-    return BrokenImageError(f"{len(broken)} of {of} images are broken, more than max_broken={allowed}: {broken[0]}")
+    return TooManyBrokenImagesError(
+        f"{len(broken)} of {of} images are broken, more than max_broken={allowed}: {broken[0]}"
+    )
+
+
+def gathered(batches: Iterable[NDArray[np.float32]], total: int | None, width: int) -> NDArray[np.float32]:
+    """Rows (n, width), batch by batch, as one array; if their number is known, without ever holding them twice."""
+    if total is None:
+        return np.concatenate([np.empty((0, width), np.float32), *batches])
+    result, done = np.empty((total, width), np.float32), 0
+    for batch in batches:
+        result[done : done + len(batch)] = batch
+        done += len(batch)
+    return result
+
+
+@contextlib.contextmanager
+def progress_bar(show: bool, total: int | None) -> Iterator[Callable[[int], None] | None]:
+    """What to call with the number of images done; None if nothing is to be shown."""
+    if not show:
+        yield None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install 'nearfar[models]'") from error
+    with tqdm(total=total, unit=" images") as bar:
+
+        def advance(count: int) -> None:
+            bar.update(count)
+
+        yield advance

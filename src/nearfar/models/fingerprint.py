@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearfar.models.preprocess import Preprocess
+from nearfar.imaging import EvalTransform
 
 
 def digest_of(modules: Mapping[str, nn.Module], description: Mapping[str, Any]) -> str:
@@ -23,8 +23,8 @@ def digest_of(modules: Mapping[str, nn.Module], description: Mapping[str, Any]) 
 
 def describe_transform(transform: Callable[..., Any]) -> str:
     """Its settings, or an error if they cannot be told."""
-    if isinstance(transform, Preprocess):
-        return json.dumps(transform.to_json(), sort_keys=True)
+    if isinstance(transform, EvalTransform):
+        return json.dumps(transform.to_dict(), sort_keys=True)
     described = repr(transform)
     if " at 0x" in described:
         raise ValueError(

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from nearfar.models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocess
+from nearfar.imaging import EvalTransform
+from nearfar.imaging.pixels import IMAGENET_MEAN, IMAGENET_STD, Interpolation
 
 _BILINEAR = 2  # Pillow's number, which configurations hold; all else, mostly 3, is taken as bicubic
 
@@ -28,7 +29,7 @@ def _vision(model: nn.Module) -> nn.Module:
     return cast(nn.Module, getattr(model, "vision_model", model))
 
 
-def hugging_face(model: str, *, pretrained: bool = True) -> tuple[HuggingFaceTrunk, Preprocess]:
+def hugging_face(model: str, *, pretrained: bool = True) -> tuple[HuggingFaceTrunk, EvalTransform]:
     """From the hub, or from a local folder that `save_pretrained` wrote."""
     transformers = _transformers()
     try:
@@ -61,11 +62,11 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ImportError("hf: trunks need transformers: pip install 'nearfar[hub]'") from error
+        raise ImportError("hf: trunks need transformers: pip install 'nearfar[models]'") from error
     return transformers
 
 
-def _preprocess_of(model: str, trunk: HuggingFaceTrunk) -> Preprocess:
+def _preprocess_of(model: str, trunk: HuggingFaceTrunk) -> EvalTransform:
     """As the model's own image processor is configured; ImageNet's customs where it says nothing."""
     from transformers.image_processing_base import ImageProcessingMixin
 
@@ -78,18 +79,20 @@ def _preprocess_of(model: str, trunk: HuggingFaceTrunk) -> Preprocess:
     mean = tuple(given.get("image_mean") or IMAGENET_MEAN) if given.get("do_normalize", True) else (0.0,) * 3
     std = tuple(given.get("image_std") or IMAGENET_STD) if given.get("do_normalize", True) else (1.0,) * 3
     interpolation: Interpolation = "bilinear" if given.get("resample") == _BILINEAR else "bicubic"
+
+    def cropped(resize: int) -> EvalTransform:
+        height, width = (crop, crop) if isinstance(crop, int) else crop
+        return EvalTransform((height, width), max(resize, height, width), True, mean, std, interpolation)
+
     if isinstance(size, int):  # the shorter edge, cropped or not
         if "crop_pct" in given and "crop_size" not in given:  # ConvNeXt and ResNet: `size` is the crop below 384 pixels
             crop, size = size, (int(size / given["crop_pct"]) if size < 384 else size)
         elif not given.get("do_center_crop", "crop_size" in given):
             crop = size
-        height, width = (crop, crop) if isinstance(crop, int) else crop
-        resize: int | None = max(size, height, width)
-        return Preprocess((height, width), resize, mean, std, interpolation)
+        return cropped(size)
     if given.get("do_center_crop", False):
-        height, width = (crop, crop) if isinstance(crop, int) else crop
-        return Preprocess((height, width), max(*size, height, width), mean, std, interpolation)
-    return Preprocess(size, None, mean, std, interpolation)
+        return cropped(max(size))
+    return EvalTransform(size, None, False, mean, std, interpolation)
 
 
 def _edges(size: Any, native: Any) -> int | tuple[int, int]:
@@ -136,7 +139,7 @@ class TimmTrunk(nn.Module):
         return x
 
 
-def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, Preprocess]:
+def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, EvalTransform]:
     """Any image model of timm, without its classifier."""
     try:
         import timm as library  # type: ignore[import-not-found]
@@ -148,8 +151,7 @@ def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, Preprocess]
     trunk = TimmTrunk(library.create_model(model, pretrained=pretrained, num_classes=0))
     config = library.data.resolve_data_config({}, model=trunk.model)
     _, height, width = config["input_size"]
-    crop = config["crop_pct"]
-    resize = max(height, width, int(max(height, width) / crop)) if config["crop_mode"] == "center" else None
+    resize = max(height, width, int(max(height, width) / config["crop_pct"]))
     mean, std = tuple(config["mean"]), tuple(config["std"])
     interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
-    return trunk, Preprocess((height, width), resize, mean, std, interpolation)
+    return trunk, EvalTransform((height, width), resize, config["crop_mode"] == "center", mean, std, interpolation)

@@ -9,6 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+try:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+except ImportError as missing:
+    raise ImportError("nearfar.models keeps weights as safetensors: pip install 'nearfar[models]'") from missing
+
 FILE_NAME = "model.safetensors"
 _ENTRY = "nearfar"  # in the header
 _FORMAT = 1
@@ -22,8 +28,6 @@ def model_file(path: str | os.PathLike[str]) -> Path:
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Path:
     """Write all or nothing: another process never sees half a file, and a kill leaves the old one."""
-    from safetensors.torch import save_file
-
     target = model_file(path)
     try:
         text = json.dumps({"format": _FORMAT, **description}, ensure_ascii=False, allow_nan=False)
@@ -41,8 +45,6 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description, or an error that says what is wrong with the file."""
-    from safetensors import SafetensorError, safe_open
-
     source = model_file(path)
     if not source.is_file():
         raise FileNotFoundError(f"{source}: there is no model here")

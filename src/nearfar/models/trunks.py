@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearfar.imaging import EvalTransform
+from nearfar.imaging.pixels import Channels
 from nearfar.models import bn_inception, efficientnet, hub, iresnet
 from nearfar.models.checkpoints import FromPublic, load_weights, read_weights
 from nearfar.models.convnet import ConvNet
 from nearfar.models.pooling import Pool
-from nearfar.models.preprocess import Preprocess
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class TrunkInfo:
 
     name: str
     make: Callable[..., nn.Module]
-    preprocess: Preprocess
+    preprocess: EvalTransform
     summary: str
     from_public: FromPublic = dict
     default_weights: Callable[[], Path] | None = None
@@ -43,7 +44,7 @@ class Trunk:
 
     module: nn.Module
     channels: int
-    preprocess: Preprocess
+    preprocess: EvalTransform
     description: dict[str, Any]
     pool: Pool = "avg"
     prefix: int = 0
@@ -69,12 +70,18 @@ def _without_classifier(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in weights.items() if not key.startswith("_fc.")}
 
 
+def _whole_image(size: int, channels: Channels = "RGB") -> EvalTransform:
+    """All of the image, stretched, in [-1, 1]."""
+    half = (0.5,) * len(channels)
+    return EvalTransform(size, None, crop=False, mean=half, std=half, interpolation="bilinear", channels=channels)
+
+
 def _efficientnet(variant: int) -> TrunkInfo:
     size = efficientnet.SCALES[variant][2]
     return TrunkInfo(
         f"efficientnet-lite{variant}",
         lambda: efficientnet.EfficientNetLite(variant),
-        Preprocess(size, size + 32, (127 / 255,) * 3, (128 / 255,) * 3),
+        EvalTransform(size, size + 32, mean=(127 / 255,) * 3, std=(128 / 255,) * 3, interpolation="bilinear"),
         "EfficientNet-Lite (2020), ImageNet",
         _without_classifier,
         _lite_weights(variant),
@@ -85,7 +92,7 @@ def _iresnet(depth: int) -> TrunkInfo:
     return TrunkInfo(
         f"iresnet-{depth}",
         lambda **options: iresnet.IResNet(depth, **options),
-        Preprocess(iresnet.INPUT_SIZE, None, (0.5,) * 3, (0.5,) * 3),
+        _whole_image(iresnet.INPUT_SIZE),
         "the faces' ResNet of ArcFace (2019)",
         iresnet.from_public,
     )
@@ -97,7 +104,7 @@ _TRUNKS = {
         TrunkInfo(
             "convnet",
             ConvNet,
-            Preprocess(32, None, (0.5,) * 3, (0.5,) * 3),
+            _whole_image(32),
             "a small residual network for small pictures",
         ),
         *(_efficientnet(variant) for variant in range(len(efficientnet.SCALES))),
@@ -105,7 +112,9 @@ _TRUNKS = {
             "bn-inception",
             bn_inception.BNInception,
             # Caffe's customs: BGR, 0 to 255, means subtracted
-            Preprocess(224, 256, (104 / 255, 117 / 255, 128 / 255), (1 / 255,) * 3, channels="BGR"),
+            EvalTransform(
+                mean=(104 / 255, 117 / 255, 128 / 255), std=(1 / 255,) * 3, interpolation="bilinear", channels="BGR"
+            ),
             "Inception with batch normalisation (2015)",
             bn_inception.from_public,
         ),
@@ -123,7 +132,7 @@ def open_trunk(
     trunk: str | nn.Module,
     weights: str | os.PathLike[str] = "default",
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: EvalTransform | None = None,
     options: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | None = None,
 ) -> Trunk:
@@ -140,8 +149,8 @@ def open_trunk(
     if isinstance(trunk, nn.Module):
         if preprocess is None:
             given = getattr(trunk, "preprocess", None)
-            if not isinstance(given, Preprocess):
-                raise ValueError("a module as trunk needs preprocess=Preprocess(...): how to prepare its images")
+            if not isinstance(given, EvalTransform):
+                raise ValueError("a module as trunk needs preprocess=EvalTransform(...): how to prepare its images")
             preprocess = given
         module, description = trunk, {"kind": "module", "type": type(trunk).__name__}
         if weights != "default":
@@ -152,7 +161,7 @@ def open_trunk(
     return _finished(module, preprocess, description, lora)
 
 
-def reopen(description: Mapping[str, Any], preprocess: Preprocess, module: nn.Module | None = None) -> Trunk:
+def reopen(description: Mapping[str, Any], preprocess: EvalTransform, module: nn.Module | None = None) -> Trunk:
     """The trunk that a description is of, its weights random."""
     kind, lora = description.get("kind"), description.get("lora")
     plain = {key: value for key, value in description.items() if key != "lora"}
@@ -172,12 +181,12 @@ def reopen(description: Mapping[str, Any], preprocess: Preprocess, module: nn.Mo
 
 def _by_name(
     name: str, weights: str | os.PathLike[str], options: dict[str, Any]
-) -> tuple[nn.Module, Preprocess, dict[str, Any]]:
+) -> tuple[nn.Module, EvalTransform, dict[str, Any]]:
     source, _, model = name.partition(":")
     if source in ("hf", "timm") and model:
         if options:
             raise ValueError(f"{name} takes no options")
-        opened: tuple[nn.Module, Preprocess]
+        opened: tuple[nn.Module, EvalTransform]
         if source == "hf":
             opened = hub.hugging_face(model, pretrained=weights == "default")
             config = hub.hugging_face_config(opened[0])
@@ -200,7 +209,7 @@ def _by_name(
         _load_file(module, weights, info.from_public)
     preprocess = info.preprocess
     if options.get("inputs") == 1:
-        preprocess = Preprocess(32, None, (0.5,), (0.5,), channels="L")
+        preprocess = _whole_image(32, "L")
     return module, preprocess, {"kind": "named", "name": name, "options": options}
 
 
@@ -209,7 +218,7 @@ def _load_file(module: nn.Module, path: str | os.PathLike[str], from_public: Fro
 
 
 def _finished(
-    module: nn.Module, preprocess: Preprocess, description: Mapping[str, Any], lora: Mapping[str, Any] | None
+    module: nn.Module, preprocess: EvalTransform, description: Mapping[str, Any], lora: Mapping[str, Any] | None
 ) -> Trunk:
     """With its adapters, and what it gives found out by asking it."""
     shape = _output_shape(module, preprocess)
@@ -224,7 +233,7 @@ def _finished(
     return Trunk(module, channels, preprocess, described, "cls" if prefix else "avg", prefix)
 
 
-def _prefix(module: nn.Module, preprocess: Preprocess, tokens: int) -> int:
+def _prefix(module: nn.Module, preprocess: EvalTransform, tokens: int) -> int:
     """How many tokens at the beginning stand for no place: what the patches of the image do not account for."""
     inner = getattr(module, "model", module)
     given = getattr(inner, "num_prefix_tokens", None)
@@ -238,7 +247,7 @@ def _prefix(module: nn.Module, preprocess: Preprocess, tokens: int) -> int:
     return max(spare, 0)
 
 
-def _output_shape(module: nn.Module, preprocess: Preprocess) -> tuple[int, ...]:
+def _output_shape(module: nn.Module, preprocess: EvalTransform) -> tuple[int, ...]:
     """The shape a module gives for one blank image; the module is left as it was."""
     state, training = next((p for p in module.parameters()), None), module.training
     blank = torch.zeros(1, len(preprocess.channels), *preprocess.height_width)

@@ -1,6 +1,9 @@
 """Arrays of numpy: feature vectors, or decoded images, with their labels."""
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +65,7 @@ def read(path: Path) -> Table:
     labels, names = number_classes(values, split_ids, unlabelled=(UNLABELLED,))
     table = Table(path.stem, labels, names, split_ids, images, columns)
     notes = [halves_note(len(names))] if given is None else shared_classes(table)
-    return Table(path.stem, labels, names, split_ids, images, columns, notes=tuple(notes))
+    return dataclasses.replace(table, notes=tuple(notes))
 
 
 def _splits(values: Array, path: Path) -> npt.NDArray[np.int8]:
@@ -76,11 +79,8 @@ def _load(path: Path) -> Mapping[str, Array]:
     if path.is_dir():
         return {file.stem: _array(file) for file in sorted(path.glob("*.npy"))}
     if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as content:
-                return {name: content[name] for name in content.files}
-        except ValueError as error:
-            raise LayoutError(f"{path} holds pickled objects, which are not read: save plain arrays") from error
+        with _only_plain(path), path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
     arrays = {"features": _array(path)}
     beside = [path.with_name(f"{path.stem}_labels.npy"), path.with_name("labels.npy")]
     found = next((file for file in beside if file.exists() and file != path), None)
@@ -88,8 +88,16 @@ def _load(path: Path) -> Mapping[str, Array]:
 
 
 def _array(path: Path) -> Array:
+    with _only_plain(path):
+        array: Array = np.lib.format.open_memmap(path, mode="r")
+        return array
+
+
+@contextlib.contextmanager
+def _only_plain(path: Path) -> Iterator[None]:
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise LayoutError(f"{path} holds pickled objects, which are not read: save plain arrays") from error
-    return array
+        yield
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise LayoutError(
+            f"{path} is damaged, or holds pickled objects, which are not read: save plain arrays"
+        ) from error

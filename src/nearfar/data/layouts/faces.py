@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, images_below, inside, lines
+from nearfar.data.lists import LayoutError, fields, first_existing, inside, lines
 from nearfar.data.tables import SPLITS, UNLABELLED, Pairs, Table, number_classes
+from nearfar.imaging import images_below
 
 AGEDB_NAME = re.compile(r"(\d+)_(.+)_(\d+)_([fm])\.\w+$", re.IGNORECASE)
 PAIR_FOLDS = 10
@@ -68,7 +69,7 @@ def read_lfw(root: Path) -> Table:
         first, second = f"{row[0]}/{row[0]}_{int(row[1]):04d}", f"{other}/{other}_{int(row[-1]):04d}"
         found.append((first, second, same, i // (2 * each)))
     folder = _holding(root, rows[1][0])
-    names = list(images_below(root / folder))
+    names = images_below(root / folder)
     row_of = {name.rpartition(".")[0]: row for row, name in enumerate(names)}
     pairs, notes = _make_pairs(found, row_of, "pairs.txt")
     whole = [inside(root, name, folder) for name in names]
@@ -98,7 +99,7 @@ def read_ytf(root: Path) -> Table:
     """
     folder = _ytf_folder(root)
     assert folder is not None
-    names = list(images_below(root / folder))
+    names = images_below(root / folder)
     videos = ["/".join(name.split("/")[:2]) for name in names]
     known, template = np.unique(videos, return_inverse=True) if videos else (np.array([]), np.zeros(0, np.int64))
     number = {video: i for i, video in enumerate(known.tolist())}
@@ -171,7 +172,7 @@ def read_agedb(root: Path) -> Table:
     """
     folder = _folder_of_agedb(root)
     assert folder is not None
-    names = list(images_below(root / folder))
+    names = images_below(root / folder)
     matches = [AGEDB_NAME.match(name) for name in names]
     people = [match[2] if match else "" for match in matches]
     age = np.array([int(match[3]) if match else UNLABELLED for match in matches])
@@ -197,7 +198,7 @@ def read_pair_list(root: Path) -> Table:
     """Lists named *pair*.txt, with lines `path path 1` (the same; 0 or -1: not), the paths relative to the folder or to
     one in it. Ten folds, consecutive and equal, as LFW, CFP-FP and AgeDB-30 are distributed. Persons are not known.
     """
-    names = list(images_below(root))
+    names = images_below(root)
     pairs, notes = _read_pair_lists(root, names)
     return _test(root.name, root, names, [""] * len(names), pairs, notes=tuple(notes))
 

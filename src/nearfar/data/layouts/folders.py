@@ -1,13 +1,15 @@
 """Folders of images: a folder per class, perhaps inside a folder per split."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, images_below
+from nearfar.data.lists import LayoutError
 from nearfar.data.splits import halves_note, shared_classes, split_name, zero_shot
 from nearfar.data.tables import Table, number_classes, split_column
+from nearfar.imaging import images_below
 
 
 def recognise(root: Path) -> bool:
@@ -20,7 +22,7 @@ def read(root: Path) -> Table:
     without them the classes are halved. Where classes lie in folders of folders, the outer one is their super-class.
     Images that are in no folder have no label.
     """
-    names = list(images_below(root))
+    names = images_below(root)
     if not names:
         raise LayoutError(f"{root} has no images in it (endings such as .jpg, .png, .webp)")
     folders = [name.rpartition("/")[0] for name in names]
@@ -42,4 +44,4 @@ def read(root: Path) -> Table:
     notes = shared_classes(table) if given else [halves_note(len(known))] if known else ["no folders: no labels"]
     if known and "" in folders:
         notes.append(f"{folders.count(''):,} images are in no class folder and have no label")
-    return Table(root.name, labels, label_names, split_ids, table.images, columns, value_names, notes=tuple(notes))
+    return dataclasses.replace(table, notes=tuple(notes))

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, images_below, inside
+from nearfar.data.lists import LayoutError, fields, first_existing, inside
 from nearfar.data.tables import Table, number_classes, split_column
+from nearfar.imaging import images_below
 
 MARKET = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
 MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)")

@@ -1,6 +1,7 @@
 """Tables of images: CSV with paths, Parquet with paths or encoded images."""
 
 import csv
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,20 +38,38 @@ def recognise_parquet(path: Path) -> bool:
 
 def read_csv(path: Path) -> Table:
     """A header, then a line per image: a path (relative to the file's folder), a label, and where known a split, a
-    camera and a super-class (`COLUMNS` has the names that are understood). Columns is_query and is_gallery, of 0 and 1
+    camera and a super-class (`COLUMNS` has the names that are understood, in small or capital letters). Between the
+    fields are commas, semicolons or tabs, whichever the header has most of. Columns is_query and is_gallery, of 0 and 1
     or false and true, divide what is not training.
     """
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        header = [name.strip() for name in next(reader, [])]
-        rows = [row for row in reader if row]
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise LayoutError(f"line {number} of {path} has {len(row)} fields, the header {len(header)}")
+    header, rows = _read_fields(path)
     columns = {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    if len(columns) < len(header):
+        raise LayoutError(f"{path} has two columns of the same name: {', '.join(header)}")
     image = find_column(columns, "image", path)
     names = [inside(path.parent, name) for name in columns[image]]
     return table_of(path.stem, Files(path.parent, names), columns, path)
+
+
+def _read_fields(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and the lines that are not blank, all of them as long."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+            header = [name.strip().lower() for name in next(reader, [])]
+            rows = []
+            for row in filter(None, reader):
+                if len(row) != len(header):
+                    line = reader.line_num
+                    raise LayoutError(f"line {line} of {path} has {len(row)} fields, the header {len(header)}")
+                rows.append(row)
+    except UnicodeDecodeError as error:
+        raise LayoutError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+    except csv.Error as error:
+        raise LayoutError(f"{path} cannot be read as a table: {error}") from error
+    return header, rows
 
 
 def read_parquet(path: Path) -> Table:
@@ -66,7 +85,10 @@ def read_arrow_table(path: Path) -> Any:
         from pyarrow import parquet
     except ImportError as missing:
         raise ImportError("Parquet files are read by pyarrow: pip install 'nearfar[data]'") from missing
-    return parquet.read_table(path)
+    try:
+        return parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise LayoutError(f"{path} is damaged or no Parquet file: {error}") from error
 
 
 def _from_arrow(table: Any, name: str, path: Path) -> Table:
@@ -147,7 +169,7 @@ def table_of(
             more[what], names[what] = numbers, tuple(texts.tolist())
     table = Table(name, labels, label_names, split_ids, images, more, names)
     notes = [halves_note(table.num_classes)] if given is None else shared_classes(table)
-    return Table(name, labels, label_names, split_ids, images, more, names, notes=tuple(notes))
+    return dataclasses.replace(table, notes=tuple(notes))
 
 
 def _given_split(columns: Mapping[str, Sequence[Any]], path: Path) -> list[str] | None:

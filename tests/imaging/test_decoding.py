@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearfar.data import BrokenImageError, Span, identity, load_image
-from nearfar.data.images import decode, open_image, upright_size
+from nearfar.imaging import BrokenImageError, EvalTransform, Span, identity, load_image
+from nearfar.imaging.decoding import decode, open_image, upright_size
+from nearfar.imaging.sources import content
 from tests.data.making import encoded, image
 
 
@@ -35,8 +36,9 @@ def test_every_source_gives_the_same_image(tmp_path: Path) -> None:
     within = tmp_path / "many.bin"
     within.write_bytes(b"abc" + data + b"def")
     pixels = np.asarray(load_image(file))
-    for source in (str(file), data, Span(str(within), 3, len(data)), pixels, Image.open(file)):
-        assert np.array_equal(np.asarray(load_image(source)), pixels)
+    with file.open("rb") as opened:
+        for source in (str(file), data, opened, Span(str(within), 3, len(data)), pixels, Image.open(file)):
+            assert np.array_equal(np.asarray(load_image(source)), pixels)
     assert load_image(pixels[..., 0]).mode == load_image(pixels[..., :1]).mode == "RGB"
 
 
@@ -87,6 +89,13 @@ def test_exif_rotation_is_undone(orientation: int, kind: str) -> None:
     assert loaded[4, 8, 0] > 150 > loaded[12, 8, 0] and loaded[4, 24, 0] < 100
 
 
+def test_what_was_turned_is_not_turned_again() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    once = load_image(saved(corner(), "JPEG", exif=exif))
+    assert once.size == (16, 32) and load_image(once).size == (16, 32)
+
+
 def test_jpegs_are_decoded_small_but_never_too_small() -> None:
     data = encoded(90, (400, 200))
     assert decode(open_image(data), 0.5).size == (200, 100)
@@ -125,9 +134,9 @@ def test_bombs_are_refused_also_where_pillow_only_warns() -> None:
     [
         (encoded(5, (64, 64))[:-40], "truncated"),
         (encoded(5, (64, 64), "PNG")[:60], "OSError|SyntaxError|truncated"),
-        (b"", "cannot identify image"),
-        (b"<html>not found</html>", "cannot identify image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "cannot identify image"),
+        (b"", "not a picture in a format known here"),
+        (b"<html>not found</html>", "not a picture in a format known here"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not a picture in a format known here"),
     ],
 )
 def test_damaged_images_are_broken(data: bytes, reason: str) -> None:
@@ -141,6 +150,30 @@ def test_a_missing_file_is_broken_and_named(tmp_path: Path) -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     with pytest.raises(BrokenImageError, match="IsADirectoryError"):
         load_image(tmp_path)
+
+
+def test_what_has_no_pixels_is_broken_and_what_is_no_image_a_mistake() -> None:
+    for empty in (np.zeros((0, 5, 3), np.uint8), np.zeros((4, 0), np.uint8), Image.new("RGB", (0, 3))):
+        with pytest.raises(BrokenImageError, match="it has no pixels"):
+            load_image(empty)
+    for wrong in (np.zeros((8, 8, 3), np.float32), np.zeros((3, 8, 8), np.uint8), np.zeros(8, np.uint8)):
+        with pytest.raises(TypeError, match=r"must be uint8 \(H, W\), \(H, W, 1\) or \(H, W, 3\), not "):
+            load_image(wrong)
+    with pytest.raises(TypeError, match=r"an image is a path, bytes, .* not int"):
+        load_image(7)
+
+
+def test_a_callers_image_stays_as_it_is() -> None:
+    picture = Image.open(io.BytesIO(encoded(90, (400, 200))))
+    EvalTransform(16, 20)(picture)
+    assert picture.size == (400, 200) and picture.getpixel((399, 199)) == (90, 90, 90)
+
+
+def test_content_is_the_same_for_copies(tmp_path: Path) -> None:
+    one, copy, other = image(tmp_path / "a.jpg", 1), image(tmp_path / "b.jpg", 1), image(tmp_path / "c.jpg", 200)
+    assert content(one) == content(str(copy)) == content(one.read_bytes()) != content(other)
+    assert content(Span(str(one), 0, one.stat().st_size)) == content(one) != content(Span(str(one), 0, 5))
+    assert identity(one) != identity(copy)
 
 
 def test_identity_changes_with_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""The transform that is the same every time: what embedding and evaluation use, and what a trunk asks for."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from nearfar.imaging.pixels import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Box,
+    Channels,
+    Interpolation,
+    OpenedImage,
+    Size,
+    check_output,
+    height_width,
+    in_channels,
+    normalised,
+)
+from nearfar.imaging.sources import ImageLike
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Shorter side to `resize`, centre crop of `size`, normalised.
+
+    Args:
+        size: side of the square output, or (height, width).
+        resize: what the shorter side is scaled to before the crop; None takes the largest crop of the output's shape.
+        crop: False stretches the whole image to `size` instead, as is usual for faces and persons.
+        mean, std: per channel, in the order of `channels`, of values from 0 to 1.
+        interpolation: "bicubic" or "bilinear", both antialiased.
+        channels: "RGB", "BGR" (networks ported from Caffe) or "L" (one channel, grey).
+
+    Called with a path, the bytes of a file, an open file, a place in a file (`Span`), pixels (H, W[, 1 or 3]) or a
+    Pillow image; gives float32 (C, height, width). `pixels` and `normalise` are its two stages, so that worker
+    processes need to hand over bytes only. The crop is of whole pixels of the image.
+    """
+
+    takes_any_image: ClassVar[bool] = True
+    size: Size = 224
+    resize: int | None = 256
+    crop: bool = True
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    interpolation: Interpolation = "bicubic"
+    channels: Channels = "RGB"
+
+    def __post_init__(self) -> None:
+        tuples_for_lists(self)
+        check_output(self.size, self.mean, self.std, self.interpolation, self.channels)
+        if self.resize is not None and self.crop and self.resize < max(self.height_width):
+            raise ValueError(f"resize={self.resize} is smaller than size={self.size}: the crop would leave the image")
+
+    @property
+    def height_width(self) -> tuple[int, int]:
+        """Of the output."""
+        return height_width(self.size)
+
+    def __call__(self, image: ImageLike) -> Tensor:
+        return self.normalise(self.pixels(image))
+
+    def pixels(self, image: ImageLike) -> Tensor:
+        """Cropped and resized, as bytes (C, height, width)."""
+        opened = OpenedImage(image)
+        box = self._box(opened.width, opened.height)
+        return in_channels(opened.resized(box, self.height_width, self.interpolation), self.channels)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(pixels / 255 - mean) / std, of bytes (..., C, height, width)."""
+        return normalised(pixels, self.mean, self.std)
+
+    def _box(self, width: int, height: int) -> Box:
+        if not self.crop:
+            return 0, 0, width, height
+        out_height, out_width = self.height_width
+        scale = min(width / out_width, height / out_height) if self.resize is None else min(width, height) / self.resize
+        w, h = out_width * scale, out_height * scale
+        return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, from which `from_dict` makes it again."""
+        return {"transform": "eval", **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "EvalTransform":
+        """What `to_dict` gave, also after a way through JSON. Unknown names are errors."""
+        return from_plain(cls, "eval", values)
+
+
+def tuples_for_lists(settings: Any) -> None:
+    """JSON knows no tuples: give a frozen dataclass its own back."""
+    for name, value in vars(settings).items():
+        if isinstance(value, list):
+            object.__setattr__(settings, name, tuple(value))
+
+
+def from_plain(settings: type[Settings], kind: str, values: Mapping[str, Any]) -> Settings:
+    """A transform from the dict of its settings, which says its kind as "transform"."""
+    options = dict(values)
+    if (given := options.pop("transform", None)) != kind:
+        raise ValueError(f"transform must be {kind!r}, not {given!r}")
+    known = {field.name for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    if unknown := set(options) - known:
+        raise ValueError(f"the {kind} transform has no {', '.join(sorted(unknown))}: it has {', '.join(sorted(known))}")
+    return settings(**options)
