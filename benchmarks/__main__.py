@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     loading.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/loading.csv")
 
     training = commands.add_parser("training", help="steps of nearfar train against a bare loop")
-    training.add_argument("--steps", type=int, default=40, metavar="N", help="in a round (40)")
+    training.add_argument("--steps", type=int, default=100, metavar="N", help="in a round (100)")
     training.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
     training.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/training.csv")
 
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import training  # Lightning is needed here alone
 
         warn_if_busy()
-        standard = options.steps == 40 and options.rounds == 5
+        standard = options.steps == 100 and options.rounds == 5
         training.measure(options.steps, options.rounds, options.out or (training.CSV if standard else None))
         return 0
     if options.command == "evaluation":

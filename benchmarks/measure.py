@@ -15,6 +15,7 @@ from torch import Tensor
 
 SHORTEST = 0.02  # seconds: what is shorter is run several times and divided
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+LONG = 10.0  # seconds: what takes longer does not depend on what ran before
 PATIENCE = 60.0  # seconds: what is slower gets three repeats, not more
 
 
@@ -81,15 +82,17 @@ def in_turn(step: Callable[[], None], limit: Callable[[], None], effort: Effort)
     training: the first after the other's finds that one's memory, and has to ask the system for its own.
     """
     runs = (limit, step)
-    counts = []
+    counts, again = [], []
     for run in runs:
         run()  # what happens only once: compiling, buffers of the matrix products
-        counts.append(max(1, math.ceil(SHORTEST / max(_seconds(run, 1), 1e-9))))
+        once = _seconds(run, 1)
+        counts.append(max(1, math.ceil(SHORTEST / max(once, 1e-9))))
+        again.append(SHORTEST < once < LONG)
     taken: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()
     while True:
-        for run, count, times in zip(runs, counts, taken, strict=True):
-            if count == 1:
+        for run, count, anew, times in zip(runs, counts, again, taken, strict=True):
+            if anew:
                 run()
             times.append(_seconds(run, count))
         repeats, elapsed = len(taken[0]), time.perf_counter() - start

@@ -41,9 +41,10 @@ def ours(prepared: Prepared, steps: int) -> int:
             run,
             prepared.config,
             Stream(prepared.loader, steps),
-            None,
-            Display(quiet=True),
-            Loggers(prepared.config, run.folder),
+            val=None,
+            test=None,
+            display=Display(quiet=True),
+            loggers=Loggers(prepared.config, run.folder),
         )
         learner = Learner(prepared.embedder, prepared.loss, prepared.config, steps, recorder)
         make_trainer(prepared.config, steps).fit(learner, recorder.stream)

@@ -190,6 +190,25 @@ def trained(model: Embedder) -> set[str]:
     return {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
 
 
+def test_a_trunk_frozen_to_one_of_its_parts():
+    names = [name for name, _ in small().trunk.named_parameters()]
+    part = "blocks.0"
+    model = small(freeze_to=part).train()
+    fixed = {name for name, p in model.trunk.named_parameters() if not p.requires_grad}
+    assert fixed and fixed == set(names[: len(fixed)]) and len(fixed) < len(names)
+    assert {name.split(".")[0] for name in fixed} == {"stem", "bn", "blocks"}
+    training = {name: module.training for name, module in model.trunk.named_children()}
+    assert training == {"stem": False, "bn": False, "blocks": True} and not model.trunk.blocks[0].training
+    model(torch.randn(4, 3, 16, 16)).sum().backward()
+    assert {name for name, p in model.trunk.named_parameters() if p.grad is None} == fixed
+    model.start_epoch(3)
+    assert {name for name, p in model.trunk.named_parameters() if not p.requires_grad} == fixed
+    with pytest.raises(ValueError, match="no part 'stern' to freeze to"):
+        small(freeze_to="stern")
+    with pytest.raises(ValueError, match="freeze_to goes without it"):
+        small(freeze_to=part, freeze_trunk=True)
+
+
 def test_freezing_and_warm_up():
     frozen = small(freeze_trunk=True, head_start="random").train()
     assert trained(frozen) == {"heads"}

@@ -50,6 +50,8 @@ class Embedder(EmbeddingNetwork):
             the head starts near the features, where a random one starts below. By default "pca-whiten" with a frozen
             trunk, else "random".
         freeze_trunk: train the head alone.
+        freeze_to: a module of the trunk, such as "_blocks.2" of efficientnet-lite0: it and all before it stay as they
+            are. The first layers know edges and colours already, and take half of a step's time and memory.
         freeze_batch_norm: keep the statistics, scales and shifts of the trunk's batch normalisation as they are.
         warmup_epochs: for so many epochs, only the head is trained; tell the epoch by `start_epoch(epoch)`.
         preprocess: an `EvalTransform` other than the trunk's own.
@@ -74,6 +76,7 @@ class Embedder(EmbeddingNetwork):
         parts: Sequence[int] = (1,),
         head_start: HeadStart | None = None,
         freeze_trunk: bool = False,
+        freeze_to: str | None = None,
         freeze_batch_norm: bool = False,
         warmup_epochs: int = 0,
         preprocess: EvalTransform | None = None,
@@ -100,6 +103,7 @@ class Embedder(EmbeddingNetwork):
             layer_norm=layer_norm,
             head_start=head_start or ("pca-whiten" if freeze_trunk and head is not None else "random"),
             freeze_trunk=freeze_trunk,
+            freeze_to=freeze_to,
             freeze_batch_norm=freeze_batch_norm,
             warmup_epochs=warmup_epochs,
         )

@@ -3,6 +3,7 @@
 images ─► trunk ─► pooling ─► features (N, parts * C) ─► layer norm ─► head of each part, concatenated ─► L2
 """
 
+import difflib
 import math
 from collections.abc import Iterator
 from typing import Self, cast
@@ -38,6 +39,7 @@ class EmbeddingNetwork(nn.Module):
         self.register_buffer("head_is_fitted", torch.tensor(settings.head_start == "random"))
         # What the trunk's maker left to train: IResNet, for one, fixes a scale, and LoRA everything but its adapters.
         self._trainable = {name for name, parameter in self.trunk.named_parameters() if parameter.requires_grad}
+        self._frozen = self._parameters_to(settings.freeze_to) if settings.freeze_to is not None else set()
         self.start_epoch(0)
         self.train()
 
@@ -123,11 +125,21 @@ class EmbeddingNetwork(nn.Module):
     def start_epoch(self, epoch: int) -> None:
         """Choose what this epoch trains: the head alone during warm-up, then the trunk too, unless frozen."""
         trains = not self.settings.freeze_trunk and epoch >= self.settings.warmup_epochs
-        frozen: set[str] = set()
+        frozen = set(self._frozen)
         if self.settings.freeze_batch_norm:
-            frozen = {f"{name}.{kind}" for name, _ in self._batch_norms() for kind in ("weight", "bias")}
+            frozen |= {f"{name}.{kind}" for name, _ in self._batch_norms() for kind in ("weight", "bias")}
         for name, parameter in self.trunk.named_parameters():
             parameter.requires_grad_(trains and name in self._trainable and name not in frozen)
+
+    def _parameters_to(self, last: str) -> set[str]:
+        """Names of the trunk's parameters from the first to those of the module `last`."""
+        names = [name for name, _ in self.trunk.named_parameters()]
+        own = [i for i, name in enumerate(names) if name.startswith(f"{last}.")]
+        if not own:
+            modules = [name for name, module in self.trunk.named_modules() if name and [*module.parameters()]]
+            near = difflib.get_close_matches(last, modules, n=3) or modules[:3]
+            raise ValueError(f"the trunk has no part {last!r} to freeze to; it has, for example, {', '.join(near)}")
+        return set(names[: own[-1] + 1])
 
     def _batch_norms(self) -> Iterator[tuple[str, nn.Module]]:
         return ((name, module) for name, module in self.trunk.named_modules() if isinstance(module, _BatchNorm))
@@ -139,6 +151,10 @@ class EmbeddingNetwork(nn.Module):
             self.trunk.eval()
         elif self.settings.freeze_batch_norm:
             for _, module in self._batch_norms():
+                module.eval()
+        for name, module in self.trunk.named_modules() if self._frozen else ():
+            own = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+            if own and self._frozen.issuperset(own):
                 module.eval()
         return self
 

@@ -22,6 +22,7 @@ class Settings:
     layer_norm: bool
     head_start: HeadStart
     freeze_trunk: bool
+    freeze_to: str | None
     freeze_batch_norm: bool
     warmup_epochs: int
 
@@ -36,6 +37,8 @@ class Settings:
             raise ValueError(f'hidden goes with head="mlp", not {self.head!r}')
         if self.dimension < 1 or self.dimension % sum(self.parts):
             raise ValueError(f"dimension={self.dimension} cannot be shared equally by {sum(self.parts)} parts")
+        if self.freeze_to is not None and self.freeze_trunk:
+            raise ValueError("freeze_trunk=True keeps the whole trunk as it is: freeze_to goes without it")
         if self.warmup_epochs < 0:
             raise ValueError(f"warmup_epochs must not be negative: {self.warmup_epochs}")
 

@@ -1,0 +1,68 @@
+"""`nearfar`: the command line. Every command is a module of `nearfar.commands`, loaded when it is called."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+import nearfar
+
+COMMANDS = {
+    "train": "train an embedding on a data set, and measure it on unseen classes",
+    "evaluate": "measure a trained run, on its own test rows or on other data",
+    "doctor": "look at a data set and at one batch of it: what would go wrong in training",
+    "losses": "list the losses, or show one of them",
+    "recipes": "list the papers' protocols, for nearfar train --recipe",
+    "env": "versions and machine, for reports",
+}
+
+
+def usage() -> str:
+    """What `nearfar --help` prints."""
+    lines = ["usage: nearfar COMMAND ...      (nearfar COMMAND --help says more)", ""]
+    lines += [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "  --version  print it"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; what it returns is the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"nearfar {nearfar.__version__}")
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"nearfar: there is no command {name}: {hint}", file=sys.stderr)
+        return 2
+    try:
+        module = importlib.import_module(f"nearfar.commands.{name}")
+        code: int = module.run(words[1:])
+    except (ValueError, OSError, ImportError, RuntimeError) as error:  # what a user can mend; a bug shows its traceback
+        if not _explains_itself(error):
+            raise
+        print(f"nearfar {name}: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    except KeyboardInterrupt:
+        print(f"nearfar {name}: interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+def _explains_itself(error: Exception) -> bool:
+    """Whether the message is written for the user: by nearfar, or by the system about a file."""
+    if isinstance(error, OSError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return raised_in.partition(".")[0] == "nearfar"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The commands of `nearfar`, one module each, with `run(words) -> exit code`."""

@@ -1,0 +1,32 @@
+"""`nearfar evaluate`."""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+
+def run(words: Sequence[str]) -> int:
+    """Measure a run."""
+    parser = argparse.ArgumentParser(prog="nearfar evaluate", description="Measure the model of a run.")
+    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    parser.add_argument("data", nargs="?", metavar="DATA", help="other data: its test rows, or all; default: the run's")
+    parser.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
+    parser.add_argument("--ci", action="store_true", help="add 95 %% bootstrap intervals")
+    parser.add_argument("--flip", action="store_true", default=None, help="average an image and its mirror image")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    parser.add_argument("--json", action="store_true", help="print everything, as JSON")
+    options = parser.parse_args(words)
+    from nearfar.training.evaluate import evaluate
+    from nearfar.training.progress import print_table
+
+    ks = tuple(options.ks) if options.ks else None
+    metrics = evaluate(options.run, options.data, ks=ks, ci=options.ci, flip=options.flip, device=options.device)
+    if options.json:
+        print(json.dumps(metrics, indent=2))
+        return 0
+    columns = {"": {name: value for name, value in metrics.items() if isinstance(value, float)}}
+    if options.ci:
+        for number, side in enumerate(("low", "high")):
+            columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
+    print_table(f"{metrics['data']}: {metrics['images']:,} images", columns)
+    return 0

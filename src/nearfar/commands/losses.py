@@ -1,0 +1,36 @@
+"""`nearfar losses`."""
+
+import argparse
+import inspect
+from collections.abc import Sequence
+
+from nearfar.training.options import loss_info
+
+
+def run(words: Sequence[str]) -> int:
+    """List the losses, or show one."""
+    parser = argparse.ArgumentParser(prog="nearfar losses", description="List the losses, or show one of them.")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of one loss: its formula, arguments and paper")
+    chosen = parser.parse_args(words).name
+    if chosen is not None:
+        _show(chosen)
+        return 0
+    from nearfar.losses import list_losses
+
+    infos = list_losses()
+    width = max(len(info.name) for info in infos)
+    for info in infos:
+        print(f"{info.name:<{width}}  {info.level:<13}  {info.summary}")
+    print(f"\n{len(infos)} losses; nearfar losses NAME shows one, nearfar train --loss NAME trains with it")
+    return 0
+
+
+def _show(name: str) -> None:
+    info = loss_info(name)
+    print(f"{info.name} ({info.level}-level)\n{info.paper}\n\n  {info.formula}\n")
+    print(f"{inspect.getdoc(info.loss)}\n\narguments:")
+    for argument, default in info.arguments.items():
+        if argument in ("num_classes", "embedding_size"):
+            print(f"  {argument:<20} from the data and the model")
+        else:
+            print(f"  --loss.{argument:<20} {'needed' if default is inspect.Parameter.empty else default}")

@@ -1,0 +1,86 @@
+"""The model and the loss that a configuration describes."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from nearfar import losses
+from nearfar.losses import CrossBatchMemory, MatryoshkaLoss, SumLoss
+from nearfar.models import Embedder, EvalTransform
+from nearfar.training.config import DataConfig, LossConfig, TrainConfig
+from nearfar.training.options import ConfigError, loss_info
+
+
+def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Embedder:
+    """The embedder of a resolved configuration; its weights are drawn from torch's generator."""
+    model = config.model
+    embedder = Embedder(
+        model.backbone or "efficientnet-lite0",
+        weights=model.weights,
+        pool=model.pool,
+        head=None if model.head == "none" else model.head,
+        dimension=model.dimension,
+        hidden=model.hidden,
+        layer_norm=model.layer_norm,
+        parts=model.parts,
+        head_start=model.head_start,
+        freeze_trunk=model.freeze,
+        freeze_to=model.freeze_to,
+        freeze_batch_norm=bool(model.freeze_batch_norm),
+        warmup_epochs=model.warmup_epochs,
+        trunk_options=model.options,
+        lora=model.lora,
+        label_names=label_names,
+    )
+    embedder.preprocess = embedder.transform = prepared(embedder.preprocess, config.data)
+    return embedder
+
+
+def prepared(own: EvalTransform, data: DataConfig) -> EvalTransform:
+    """How the trunk wants its images, with what the configuration has chosen otherwise."""
+    if data.test_size is not None and data.size is None:
+        raise ConfigError("data.test_size is the size in evaluation: give data.size, that in training, too")
+    size = data.test_size or data.size or own.size
+    crop = own.crop if data.framing is None else data.framing == "crop"
+    resize = None
+    if crop:
+        longest = max(size if isinstance(size, tuple) else (size, size))
+        usual = 8 / 7 if own.resize is None else own.resize / max(own.height_width)
+        resize = data.resize or round(longest * usual)
+    elif data.resize is not None:
+        raise ConfigError("data.resize is for the centre crop: it does not go with framing stretch")
+    interpolation = data.interpolation or own.interpolation
+    return replace(own, size=size, resize=resize, crop=crop, interpolation=interpolation)
+
+
+def build_loss(configured: tuple[LossConfig, ...], num_classes: int, embedding_size: int) -> nn.Module:
+    """The loss, or the weighted sum of losses; class weights are drawn from torch's generator."""
+    parts = [_build_one(loss, num_classes, embedding_size) for loss in configured]
+    if len(parts) == 1 and configured[0].weight == 1:
+        return parts[0]
+    return SumLoss(parts, [loss.weight for loss in configured])
+
+
+def _build_one(loss: LossConfig, num_classes: int, embedding_size: int) -> nn.Module:
+    info = loss_info(loss.name)
+    if info.level == "towers":
+        raise ConfigError(
+            f"{loss.name} compares two views of the same samples, without labels: it does not train on labels; "
+            "SupConLoss and NTXentLoss are its relatives with labels"
+        )
+    own: dict[str, Any] = dict(loss.arguments)
+    if loss.class_level and "num_classes" not in info.arguments:
+        raise ConfigError(f"{loss.name} has no class-level form: leave class_level out")
+    if info.level in ("class", "proxy") or loss.class_level:
+        given = {"num_classes": num_classes, "embedding_size": embedding_size}
+        own |= {name: value for name, value in given.items() if name in info.arguments}
+    try:
+        built: nn.Module = getattr(losses, loss.name)(**own)
+        if loss.dims is not None:
+            built = MatryoshkaLoss(built, loss.dims)
+        if loss.memory is not None:
+            built = CrossBatchMemory(built, embedding_size, loss.memory)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{loss.name}: {error}") from error
+    return built

@@ -1,0 +1,29 @@
+"""`check_up`: the batch doctor called on the first batch of a run, before there is one."""
+
+import torch
+
+from nearfar.training.config import TrainConfig
+from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.recorder import concerns
+from nearfar.training.runs import Run
+from nearfar.training.train import prepare, start_head
+
+
+def check_up(config: TrainConfig, run: Run | None = None) -> tuple[str, BatchReport, list[str]]:
+    """A summary of the data, a report on its first batch, and what is wrong; with a run, by the run's model."""
+    with torch.random.fork_rng(devices=[]):
+        prepared = prepare(config)
+        embedder, parts = prepared.embedder, prepared.parts
+        if run is None:
+            start_head(embedder, parts.train, prepared.config)
+        else:
+            embedder.load_state_dict(run.model().state_dict())
+        batch = next(iter(prepared.loader))
+        embedder.eval()
+        with torch.no_grad():
+            embeddings = embedder.project(batch.images) if prepared.config.model.freeze else embedder(batch.images)
+        report = diagnose_batch(embeddings, batch.labels, prepared.loss)
+    lines = [parts.train.summary()]
+    lines += [part.summary() for part in (parts.val, parts.test) if part is not None]
+    summary = "\n".join([*lines, *(f"note: {note}" for note in parts.notes)])
+    return summary, report, concerns(report, prepared.config.loss)

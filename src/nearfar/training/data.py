@@ -1,0 +1,172 @@
+"""Batches to train on: images from worker processes, or features of a frozen trunk from the cache."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearfar.data import (
+    BalancedSampler,
+    Batch,
+    BatchSampler,
+    EvalTransform,
+    FeatureCache,
+    Features,
+    HierarchicalSampler,
+    Loader,
+    PKSampler,
+    PlainSampler,
+    SeededView,
+    Table,
+    TrainTransform,
+)
+from nearfar.data.embedded import cache_folder
+from nearfar.models import Embedder
+from nearfar.training.config import DataConfig, SamplerConfig, TrainConfig
+from nearfar.training.options import ConfigError
+
+
+def make_sampler(config: SamplerConfig, table: Table, seed: int, rank: int = 0, world_size: int = 1) -> BatchSampler:
+    """The sampler of a resolved configuration."""
+    where: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
+    assert config.batch_size is not None
+    if config.kind == "pk":
+        assert config.p is not None
+        return PKSampler(table.labels, config.p, config.k, **where)
+    if config.kind == "hierarchical":
+        if table.super_class is None:
+            raise ConfigError(f"{table.name} has no super-classes: the hierarchical sampler needs them, pk does not")
+        assert config.p is not None
+        return HierarchicalSampler(table.labels, table.super_class, config.s, config.p, config.k, **where)
+    if config.kind == "balanced":
+        return BalancedSampler(table.labels, config.batch_size, **where)
+    # A last batch of a few images would be a noisy step; what it leaves out is drawn anew every epoch.
+    whole = len(table) >= config.batch_size * world_size
+    return PlainSampler(len(table), config.batch_size, drop_last=whole, **where)
+
+
+def train_transform(data: DataConfig, preprocess: EvalTransform) -> TrainTransform:
+    """Random images, normalised as the trunk wants them."""
+    assert data.size is not None
+    return TrainTransform(
+        data.size,
+        scale=data.crop_area if preprocess.crop else None,
+        ratio=data.crop_ratio,
+        flip=data.flip or 0.0,
+        color=data.color,
+        erase=data.erase,
+        pad=data.pad or 0,
+        mean=preprocess.mean,
+        std=preprocess.std,
+        interpolation=preprocess.interpolation,
+        channels=preprocess.channels,
+    )
+
+
+class FeatureLoader:
+    """Batches of cached features, with the state of a `Loader`. An image's view depends on the seed, the epoch and the
+    batch alone.
+    """
+
+    def __init__(self, features: Features, labels: np.ndarray[Any, Any], sampler: BatchSampler, seed: int):
+        self.features, self.sampler, self.seed = features, sampler, seed
+        self._labels = torch.from_numpy(labels)
+        self._there = np.ones(len(features), bool)
+        self._there[features.missing] = False
+        self._next = self._progress = 0, 0  # epoch and batch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, start = self._progress = self._next
+        self._next = epoch, 0
+        self.sampler.seek(epoch, start)
+        for number, chosen in enumerate(self.sampler, start + 1):
+            rows = np.asarray(chosen)
+            rows = rows[self._there[rows]]
+            self._progress = epoch, number
+            view: Any = 0
+            if self.features.views > 1:
+                rng = np.random.default_rng([self.seed, epoch, number, self.sampler.rank])
+                view = rng.integers(self.features.views, size=len(rows))
+            if len(rows):
+                index = torch.from_numpy(rows)
+                yield Batch(torch.from_numpy(self.features.take(rows, view)), self._labels[index], index)
+        self._next = self._progress = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the epoch is, in batches handed over."""
+        return self.sampler.state_at(*self._progress)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there."""
+        self.sampler.load_state_dict(state)
+        self._next = self._progress = state["epoch"], state["position"]
+
+
+def make_loader(
+    config: TrainConfig, table: Table, embedder: Embedder, rank: int = 0, world_size: int = 1
+) -> Loader | FeatureLoader:
+    """Training batches: images, or cached features where the trunk is frozen."""
+    sampler = make_sampler(config.sampler, table, config.seed, rank, world_size)
+    transform = train_transform(config.data, embedder.preprocess)
+    if config.model.freeze:
+        features = cached_features(embedder, table, config, transform if config.model.views > 1 else None)
+        return FeatureLoader(features, table.labels, sampler, config.seed)
+    return Loader(
+        table,
+        transform,
+        sampler,
+        workers=config.data.workers or 0,
+        max_broken=config.data.max_broken,
+        seed=config.seed,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+class Stream:
+    """The batches of all epochs that are left, one after the other, as one sequence of known length."""
+
+    def __init__(self, loader: Loader | FeatureLoader, length: int):
+        self.loader, self._length = loader, length
+        self.epoch = loader.state_dict()["epoch"]  # of the batch that was given last
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        given = 0
+        while given < self._length:
+            self.epoch = self.loader.state_dict()["epoch"]
+            before = given
+            for batch in self.loader:
+                given += 1
+                yield batch
+                if given == self._length:
+                    return
+            if given == before:
+                raise ConfigError("an epoch gave no batch at all: no image of the training data could be read")
+
+
+# The encoder cache
+
+
+def cached_features(
+    embedder: Embedder, table: Table, config: TrainConfig, transform: TrainTransform | None = None
+) -> Features:
+    """The trunk's features of a table, by its own transform or in random views; those are computed that are not in the
+    cache yet.
+    """
+    if table.images is None:
+        raise ConfigError(f"{table.name} has no images, only features")
+    views = 1 if transform is None else config.model.views
+    random = [None if transform is None else SeededView(transform, view, config.seed) for view in range(views)]
+    key = embedder.feature_key() if transform is None else f"{embedder.feature_key(transform)} {config.seed}"
+
+    def encode(images: Any, view: int) -> Iterator[Any]:
+        return embedder.stream(images, transform=random[view], output="features", max_broken=config.data.max_broken)
+
+    images: Any = table.images
+    return FeatureCache(cache_folder() / "features", key).compute(images, encode, views=views)

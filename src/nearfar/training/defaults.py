@@ -1,0 +1,137 @@
+"""What None in a configuration becomes, for this data and this model."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from nearfar.data import Table
+from nearfar.losses import list_losses
+from nearfar.models import Embedder, list_trunks
+from nearfar.training.config import LossConfig, SamplerConfig, TrainConfig
+from nearfar.training.options import ConfigError
+
+FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"  # proxies follow a random network slowly
+GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
+PROXY_RATES = {"adamw": 100.0, "adam": 100.0, "rmsprop": 100.0}  # as Proxy-Anchor has it; sgd has 1, as faces do
+
+
+def is_glyphs(table: Table) -> bool:
+    """Whether it is the embedded data set: small grey characters, for which the defaults of photographs are wrong."""
+    return table.name == "glyphs"
+
+
+def resolve(config: TrainConfig, train: Table) -> TrainConfig:
+    """The configuration with every None chosen that does not need the built model; `train` are the training rows."""
+    small = is_glyphs(train)
+    model = config.model
+    backbone = model.backbone or ("convnet" if small else "efficientnet-lite0")
+    pretrained = is_pretrained(backbone, model.weights)
+    if model.views > 1 and not model.freeze:
+        raise ConfigError("model.views are of cached features: they go with --freeze")
+    if model.freeze and not pretrained:
+        raise ConfigError(
+            f"--freeze keeps {backbone} as it starts, which is at random: choose a pretrained one, or --weights FILE"
+        )
+    losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
+    dimension = model.dimension or _dimension(model.head, small)
+    start = model.head_start
+    if start is None:
+        enough = dimension is not None and len(train) > dimension  # fewer images have fewer principal components
+        start = "pca-whiten" if pretrained and enough and model.head in ("linear", "mlp") else "random"
+    model = replace(
+        model,
+        backbone=backbone,
+        weights=_absolute(model.weights, ("default", "random")),
+        dimension=dimension,
+        options={"width": GLYPH_WIDTH} if small and model.backbone is None and not model.options else model.options,
+        head_start="random" if model.head == "none" else start,
+        freeze_batch_norm=pretrained if model.freeze_batch_norm is None else model.freeze_batch_norm,
+    )
+    data = replace(
+        config.data,
+        path=_absolute(config.data.path, ("glyphs",)),
+        flip=(0.0 if small else 0.5) if config.data.flip is None else config.data.flip,
+        pad=(2 if small else 0) if config.data.pad is None else config.data.pad,
+        workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,
+    )
+    optimiser = replace(
+        config.optimiser,
+        lr=config.optimiser.lr or (3e-3 if not pretrained else 1e-3 if model.freeze else 1e-4),
+        proxies=PROXY_RATES.get(config.optimiser.name, 1.0)
+        if config.optimiser.proxies is None
+        else config.optimiser.proxies,
+    )
+    return replace(
+        config,
+        data=data,
+        sampler=_sampler(config, losses, train),
+        model=model,
+        loss=losses,
+        optimiser=optimiser,
+        epochs=config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20),
+    )
+
+
+def with_images_of(config: TrainConfig, embedder: Embedder) -> TrainConfig:
+    """The configuration with how images are prepared, which the built model knows."""
+    preprocess = embedder.preprocess
+    data = replace(
+        config.data,
+        size=preprocess.size if config.data.size is None else config.data.size,
+        resize=preprocess.resize,
+        framing="crop" if preprocess.crop else "stretch",
+        interpolation=preprocess.interpolation,
+    )
+    return replace(config, data=data)
+
+
+def is_pretrained(backbone: str, weights: str) -> bool:
+    """Whether the trunk starts from weights that someone trained."""
+    if weights != "default":
+        return weights != "random"
+    if backbone.startswith(("hf:", "timm:")):
+        return True
+    return any(info.name == backbone and info.default_weights is not None for info in list_trunks())
+
+
+def compares_samples(loss: LossConfig) -> bool:
+    """Whether the loss needs several samples of a class in a batch."""
+    level = next(info.level for info in list_losses() if info.name == loss.name)
+    return level == "pair" or (level == "pair or class" and not loss.class_level)
+
+
+def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table) -> SamplerConfig:
+    sampler = config.sampler
+    kind = sampler.kind
+    if kind == "auto":
+        kind = "pk" if any(map(compares_samples, losses)) else "plain"
+    size = sampler.batch_size or (512 if config.model.freeze else 128)
+    p = sampler.p
+    if kind in ("pk", "hierarchical"):
+        per_class = sampler.k * (sampler.s if kind == "hierarchical" else 1)
+        if p is None:
+            classes = table.num_classes // (config.devices * (sampler.s if kind == "hierarchical" else 1))
+            p = max(1, min(size // per_class, classes))
+        elif sampler.batch_size is not None and sampler.batch_size != p * per_class:
+            raise ConfigError(
+                f"sampler.batch_size={sampler.batch_size}, but p x k = {p * per_class}: give one of them, not both"
+            )
+        size = p * per_class
+    elif p is not None:
+        raise ConfigError(f"sampler.p goes with the samplers pk and hierarchical, not with {kind}")
+    return replace(sampler, kind=kind, p=p, batch_size=size)
+
+
+def _dimension(head: str, small: bool) -> int | None:
+    return None if head == "none" else 128 if small else 512
+
+
+def _workers(in_memory: bool, devices: int) -> int:
+    """Processes that decode; small pictures in memory cost less to prepare than to send."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if in_memory else max(1, min(8, cores // devices - 1))
+
+
+def _absolute(path: str, names: tuple[str, ...]) -> str:
+    """A path that means the same from another folder; names stay as they are."""
+    return path if path in names and not Path(path).exists() else str(Path(path).expanduser().absolute())

@@ -1,0 +1,396 @@
+"""The batch doctor: what a batch has to learn from, and whether the embedding is falling ill.
+
+    report = diagnose_batch(embeddings, labels, loss)
+    print(report.table())
+    for warning in report.warnings(): ...
+
+How active pairs are found. A loss that sees its samples through their similarities s_ij alone has the gradient
+Σ_j H_ij x_j at x_i, where H_ij = ∂L/∂s_ij + ∂L/∂s_ji. Every x_i is given a dimension of its own, in which it has a very
+small part of its length. Then x_j is the only other sample with anything in dimension j, and there the gradient at x_i
+is H_ij times that part: to be read off, whatever the loss.
+"""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.evaluation.spectrum import spectrum
+from nearfar.losses import Loss, SumLoss
+from nearfar.losses.towers import TwoTowerLoss
+from nearfar.training.checks import comparing_samples
+
+OWN_LENGTH = 1e-4  # of a vector, in its own dimension: similarities change by 1e-8 of themselves
+ACTIVE = 1e-3  # of the strongest gradient
+NOTHING = 1e-12  # a gradient that is rounding alone
+ONE_WAY = 0.99  # mean similarity of different classes; networks of random weights have 0.9 and recover
+SIMILARITIES_AT_A_TIME = 2**22
+MOST_PAIRED = 1024  # samples; beyond, which would take seconds, gradients are looked at by sample
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Cosines of the pairs of one kind; NaN where there are none."""
+
+    pairs: int
+    mean: float
+    std: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the loss gets out of the batch. A share is None where it does not apply.
+
+    A pair (a sample) is active if the loss's gradient by its similarity (at its embedding) is more than 0.001 of the
+    strongest of its kind.
+    """
+
+    loss: float
+    gradient_norm: float  # of all embeddings together
+    positives: float | None  # share of the positive pairs that are active
+    negatives: float | None
+    samples: float | None  # share of the samples with a gradient
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What `diagnose_batch` finds."""
+
+    samples: int
+    classes: int
+    dimension: int
+    without_positive: int  # samples with no other of their class in the batch
+    without_negative: int
+    positive: Similarities
+    negative: Similarities
+    recall: float  # share of the samples with a positive whose nearest in the batch is one; ties count against it
+    effective_rank: float  # directions that the embeddings use: exp(entropy of the centred singular values)
+    norms: tuple[float, float, float]  # lowest, mean, highest, before normalisation
+    zero: int  # vectors of length 0
+    not_finite: int  # vectors with NaN or infinity; nothing else here counts them
+    repeated: int  # samples with an exact copy of the same class in the batch
+    confused: int  # samples with an exact copy of another class
+    needs_pairs: bool  # whether the loss compares samples with each other; if it is not known, yes
+    activity: Activity | None  # without a loss, none
+
+    @property
+    def most_rank(self) -> int:
+        """What the effective rank cannot exceed."""
+        return min(self.samples - 1, self.dimension)
+
+    def warnings(self) -> list[str]:
+        """What is wrong, worst first, and what to do about it."""
+        return [text for ill, text in _symptoms(self) if ill]
+
+    def line(self) -> str:
+        """In short, for a log."""
+        parts = [
+            f"s_p {self.positive.mean:.3f} ± {self.positive.std:.3f}",
+            f"s_n {self.negative.mean:.3f} ± {self.negative.std:.3f}",
+            f"rank {self.effective_rank:.1f} of {self.most_rank}",
+            f"no positive {self.without_positive}/{self.samples}",
+        ]
+        if self.activity is not None:
+            active = [self.activity.positives, self.activity.negatives]
+            if active != [None, None]:
+                parts.append(f"active pairs {_percent(active[0])} + / {_percent(active[1])} -")
+            else:
+                parts.append(f"active samples {_percent(self.activity.samples)}")
+        return ", ".join(parts)
+
+    def table(self) -> str:
+        """All of it, as text."""
+        rows = [
+            ("samples", f"{self.samples} of {self.classes} classes, {self.dimension} dimensions"),
+            ("without a positive", f"{self.without_positive}"),
+            ("without a negative", f"{self.without_negative}"),
+            ("positive pairs", _described(self.positive)),
+            ("negative pairs", _described(self.negative)),
+            ("nearest is a positive", _percent(self.recall)),
+            ("effective rank", f"{self.effective_rank:.1f} of at most {self.most_rank}"),
+            ("norms", f"{self.norms[0]:.3g} to {self.norms[2]:.3g}, mean {self.norms[1]:.3g}"),
+            ("zero, not finite", f"{self.zero}, {self.not_finite}"),
+            ("exact copies", f"{self.repeated} of the same class, {self.confused} of another"),
+        ]
+        if self.activity is not None:
+            rows += [
+                ("loss", f"{self.activity.loss:.4g}, gradient norm {self.activity.gradient_norm:.3g}"),
+                ("active positive pairs", _percent(self.activity.positives)),
+                ("active negative pairs", _percent(self.activity.negatives)),
+                ("active samples", _percent(self.activity.samples)),
+            ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def diagnose_batch(embeddings: Tensor, labels: Tensor, loss: nn.Module | None = None) -> BatchReport:
+    """Look at one batch. Neither the loss (its state, its parameters' gradients) nor the random generators change.
+
+    Args:
+        embeddings: (N, D), as the loss gets them.
+        labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
+        loss: what is trained with, of embeddings and labels. Pairs are looked at if it and its parts compare samples
+            alone, up to 1024 of them; else samples.
+
+    Example:
+        >>> x, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
+        >>> report = diagnose_batch(x, labels)
+        >>> report.positive.mean, report.negative.mean, report.without_positive, report.repeated
+        (1.0, 0.0, 0, 8)
+    """
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise ValueError(
+            f"embeddings must be (N, D), floating numbers, not {embeddings.dtype} {tuple(embeddings.shape)}"
+        )
+    if labels.ndim not in (1, 2) or len(labels) != len(embeddings):
+        raise ValueError(f"labels must be (N,) or (N, L) with N = {len(embeddings)}, not {tuple(labels.shape)}")
+    x = embeddings.detach()
+    finite = x.isfinite().all(1)
+    x, own = x[finite], labels.to(x.device)[finite]
+    if len(x) < 2:
+        raise ValueError(
+            f"of {len(embeddings)} embeddings, {len(x)} are finite numbers: a diagnosis needs two at least"
+        )
+    wide = x.double()
+    norms = wide.norm(dim=1)
+    unit = wide / norms.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+    pairs = _Pairs(unit, own)
+    repeated, confused = _copies(x, own)
+    return BatchReport(
+        samples=len(embeddings),
+        classes=len(torch.unique(own)) if own.ndim == 1 else int((own != 0).any(0).sum()),
+        dimension=x.shape[1],
+        without_positive=int((pairs.positives == 0).sum()),
+        without_negative=int((pairs.negatives == 0).sum()),
+        positive=pairs.positive.finished(),
+        negative=pairs.negative.finished(),
+        recall=pairs.recall(),
+        effective_rank=spectrum(unit).effective_rank,
+        norms=(float(norms.min()), float(norms.mean()), float(norms.max())),
+        zero=int((norms == 0).sum()),
+        not_finite=int((~finite).sum()),
+        repeated=repeated,
+        confused=confused,
+        needs_pairs=_needs_pairs(loss),
+        activity=None if loss is None else _activity(x, own, loss),
+    )
+
+
+def _alike(labels: Tensor, rows: slice) -> Tensor:
+    """(b, N): which pairs share a label."""
+    if labels.ndim == 1:
+        return labels[rows, None] == labels
+    tags = (labels != 0).double()
+    return tags[rows] @ tags.T > 0
+
+
+class _Moments:
+    """Of similarities that come in strips."""
+
+    def __init__(self) -> None:
+        self.count, self.sum, self.squares, self.lowest, self.highest = 0, 0.0, 0.0, math.inf, -math.inf
+
+    def add(self, values: Tensor) -> None:
+        if len(values):
+            self.count += len(values)
+            self.sum += float(values.sum())
+            self.squares += float(values.square().sum())
+            self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
+
+    def finished(self) -> Similarities:
+        if not self.count:
+            return Similarities(0, *[math.nan] * 4)
+        mean = self.sum / self.count
+        std = math.sqrt(max(self.squares / self.count - mean**2, 0.0))
+        return Similarities(self.count // 2, mean, std, self.lowest, self.highest)
+
+
+class _Pairs:
+    """All pairs, in strips of rows."""
+
+    def __init__(self, unit: Tensor, labels: Tensor):
+        self.positive, self.negative = _Moments(), _Moments()
+        found: list[tuple[Tensor, ...]] = []
+        step = max(1, SIMILARITIES_AT_A_TIME // len(unit))
+        for start in range(0, len(unit), step):
+            rows = slice(start, min(start + step, len(unit)))
+            s, alike = unit[rows] @ unit.T, _alike(labels, rows)
+            other = ~alike
+            itself = torch.arange(rows.start, rows.stop, device=unit.device)[:, None]
+            alike.scatter_(1, itself, False)
+            other.scatter_(1, itself, False)
+            self.positive.add(s[alike])
+            self.negative.add(s[other])
+            nearest = s.masked_fill(~alike, -2).amax(1) > s.masked_fill(~other, -2).amax(1) + NOTHING
+            found.append((alike.sum(1), other.sum(1), nearest))
+        self.positives, self.negatives, self._nearest = (torch.cat(parts) for parts in zip(*found, strict=True))
+
+    def recall(self) -> float:
+        found = self._nearest[self.positives > 0]
+        return float(found.double().mean()) if len(found) else math.nan
+
+
+def _copies(x: Tensor, labels: Tensor) -> tuple[int, int]:
+    """How many samples have an exact copy of their class, and how many one of another."""
+    groups, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)[1:]
+    rows = (counts[groups] > 1).nonzero().flatten()
+    same = groups[rows, None] == groups[rows]
+    same.fill_diagonal_(False)
+    alike = _alike(labels[rows], slice(None)) if len(rows) else same
+    return int((same & alike).any(1).sum()), int((same & ~alike).any(1).sum())
+
+
+def _needs_pairs(loss: nn.Module | None) -> bool:
+    if loss is None or not any(isinstance(part, Loss) for part in loss.modules()):
+        return True
+    return any(True for _ in comparing_samples(loss))
+
+
+def _activity(x: Tensor, labels: Tensor, loss: nn.Module) -> Activity:
+    if any(isinstance(part, TwoTowerLoss) for part in loss.modules()):
+        raise ValueError(f"{type(loss).__name__} is of two towers: a batch of embeddings and labels says nothing of it")
+    with _undisturbed(loss, x.device):
+        leaf = x.clone().requires_grad_()
+        value = loss(leaf, labels)
+        value = value.sum() if value.ndim else value
+        gradient = torch.autograd.grad(value, leaf)[0].double()
+        positives = negatives = None
+        if _compares_samples_alone(loss) and len(x) <= MOST_PAIRED:
+            positives, negatives = _active_pairs(x, labels, loss)
+    return Activity(
+        loss=float(value.detach()),
+        gradient_norm=float(gradient.norm()),
+        positives=positives,
+        negatives=negatives,
+        samples=_share_active(gradient.norm(dim=1)),
+    )
+
+
+def _compares_samples_alone(loss: nn.Module) -> bool:
+    """Whether it is a function of the similarities within the batch, and of nothing else."""
+    if isinstance(loss, SumLoss):
+        return all(map(_compares_samples_alone, loss.losses.values()))
+    # One that prepares the vectors, as signal-to-noise does, may mix their dimensions.
+    return isinstance(loss, Loss) and not loss.class_level and type(loss).prepare is Loss.prepare
+
+
+def _active_pairs(x: Tensor, labels: Tensor, loss: nn.Module) -> tuple[float | None, float | None]:
+    wide = x.double()
+    n, dimension = wide.shape
+    norms = wide.norm(dim=1)
+    lifted = torch.cat([wide * math.sqrt(1 - OWN_LENGTH**2), torch.diag(norms * OWN_LENGTH)], 1).requires_grad_()
+    value = loss(lifted, labels)
+    gradient = torch.autograd.grad(value.sum() if value.ndim else value, lifted)[0][:, dimension:]
+    by_cosine = (gradient * norms[:, None]).abs() / OWN_LENGTH
+    once = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
+    alike = _alike(labels, slice(None))
+    return _share_active(by_cosine[once & alike]), _share_active(by_cosine[once & ~alike])
+
+
+def _share_active(gradient: Tensor) -> float | None:
+    if not len(gradient):
+        return None
+    most = float(gradient.max())
+    return float((gradient > ACTIVE * most).double().mean()) if most > NOTHING else 0.0
+
+
+@contextlib.contextmanager
+def _undisturbed(loss: nn.Module, device: torch.device) -> Iterator[None]:
+    """The loss in evaluation, so that memories, centres and counters stay; what it draws is not drawn; quiet."""
+    modes = {module: module.training for module in loss.modules()}
+    loss.eval()
+    try:
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.enable_grad(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
+    n, activity = report.samples, report.activity
+    usable = min(report.classes - 1, report.dimension)  # by classes that have become points
+    yield (
+        report.not_finite > 0,
+        f"{report.not_finite} of {n} embeddings are not finite numbers: lower the learning rate, clip gradients, or "
+        "train in 32-true",
+    )
+    yield (
+        report.zero > 0,
+        f"{report.zero} of {n} embeddings are zero, which nothing can move: look at these images, and at dead units "
+        "before the head",
+    )
+    one_way = report.negative.pairs > 0 and report.negative.mean > ONE_WAY
+    yield (
+        one_way,
+        f"different classes have a mean similarity of {report.negative.mean:.4f}: all embeddings point one way. A "
+        "network of random weights may begin so; during training it is a collapse. Lower the learning rate, warm up, "
+        "use softer negatives (not the hardest alone), or start the head from principal components",
+    )
+    yield (
+        report.classes >= 8 and not one_way and report.effective_rank < usable / 4,
+        f"the embeddings use {report.effective_rank:.1f} directions where {report.classes} classes could use "
+        f"{usable}: they are collapsing into few dimensions. Lower the learning rate or the weight decay, or "
+        "put more classes into a batch",
+    )
+    yield (
+        report.needs_pairs and report.without_positive == n,
+        "no sample has another of its class in the batch: a loss of pairs learns nothing. Draw several images of each "
+        "class (the sampler pk)",
+    )
+    yield (
+        report.needs_pairs and n / 2 < report.without_positive < n,
+        f"{report.without_positive} of {n} samples have no other of their class in the batch: for a loss of pairs, "
+        "draw several images of each class (the sampler pk)",
+    )
+    yield (
+        report.needs_pairs and report.without_negative > 0,
+        f"{report.without_negative} of {n} samples have none of another class in the batch: draw more classes",
+    )
+    yield (
+        report.confused > 0,
+        f"{report.confused} samples have an exact copy of another class: the same image under two labels "
+        "(nearfar duplicates finds them), or an embedding that no longer tells images apart",
+    )
+    yield (
+        report.repeated > n / 4,
+        f"{report.repeated} of {n} samples have an exact copy of their class in the batch: classes have fewer images "
+        "than the sampler's k, or the data has duplicates",
+    )
+    if activity is None:
+        return
+    yield (
+        not math.isfinite(activity.loss),
+        f"the loss is {activity.loss}: look at its scale and margin, and train in 32-true",
+    )
+    yield (
+        activity.gradient_norm <= NOTHING and math.isfinite(activity.loss),
+        "the loss gives this batch no gradient: everything it asks for is reached already, or there are no pairs. "
+        "Raise the margin, put more classes into a batch, or stop training",
+    )
+    yield (
+        activity.gradient_norm > NOTHING and activity.negatives is not None and activity.negatives < 0.001,
+        f"{_percent(activity.negatives)} of the negative pairs are active: most of the batch is wasted. Put more "
+        "classes into it (chunk= makes large batches fit), or remember past ones (memory=)",
+    )
+
+
+def _described(of: Similarities) -> str:
+    if not of.pairs:
+        return "none"
+    return f"{of.pairs:,}, similarity {of.mean:.3f} ± {of.std:.3f}, {of.lowest:.3f} to {of.highest:.3f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None or math.isnan(share) else f"{100 * share:.3g} %"

@@ -1,0 +1,114 @@
+"""The end of a run: the best model, its threshold, and what it is worth on the test rows."""
+
+import time
+from typing import Any
+
+from torch import nn
+
+from nearfar.data import Table
+from nearfar.models import Embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.learner import Learner
+from nearfar.training.measure import embed, measure, threshold_for
+from nearfar.training.progress import Display, print_table
+from nearfar.training.runs import Run
+from nearfar.training.splits import Parts
+
+SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map")
+
+
+def tested(parts: Parts) -> Table | None:
+    """The rows whose metrics count: the test rows, or the validation rows where there are none."""
+    return parts.test if parts.test is not None else parts.val
+
+
+def measure_before(embedder: Embedder, parts: Parts, config: TrainConfig) -> dict[str, float]:
+    """The metrics of the model as it starts."""
+    table = tested(parts)
+    if table is None:
+        return {}
+    return numbers(measure(embed(embedder, table, config), table, config.evaluation.ks))
+
+
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Those metrics that are numbers."""
+    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+
+
+def finish(
+    run: Run, learner: Learner, parts: Parts, best: dict[str, Any] | None, seconds: float, display: Display
+) -> None:
+    """Take the best model, calibrate it on the validation rows, measure it on the test rows, and save it."""
+    config, embedder = learner.config, learner.embedder
+    if best is not None:
+        embedder.load_state_dict(run.load_checkpoint("best")["embedder"])
+    elif learner.ema is not None:
+        _take_average(embedder, learner)
+    embedder.eval()
+    threshold, note = _threshold(embedder, parts, config)
+    embedder.calibration = {} if threshold is None else {"threshold": threshold}
+    embedder.save(run.folder)
+    began = time.monotonic()
+    table = tested(parts)
+    after: dict[str, float] = {}
+    if table is not None:
+        display.note(f"measuring the {'best' if best else 'last'} model on {len(table):,} images")
+        after = numbers(measure(embed(embedder, table, config), table, config.evaluation.ks))
+    run.write_metrics(
+        {
+            "after": after,
+            "measured_on": "test" if parts.test is not None else "validation",
+            "open_set": parts.open_set,
+            "best": best,
+            "steps": learner.done,
+            "threshold": threshold,
+            "train_seconds": round(seconds, 3),
+            "test_seconds": round(time.monotonic() - began, 3),
+        }
+    )
+    if not display.quiet:
+        report(run, note)
+
+
+def _take_average(embedder: nn.Module, learner: Learner) -> None:
+    assert learner.ema is not None
+    state = learner.ema.state_dict()["average"]
+    assert isinstance(state, dict)
+    embedder.load_state_dict(state)
+
+
+def _threshold(embedder: Embedder, parts: Parts, config: TrainConfig) -> tuple[dict[str, Any] | None, str]:
+    """A threshold for "the same", and a line about it."""
+    wished = config.evaluation.target_precision
+    if parts.val is None:
+        return None, "no threshold: there are no validation rows to calibrate it on"
+    try:
+        found = threshold_for(embed(embedder, parts.val, config), parts.val.labels, wished, config.seed)
+    except ValueError as error:
+        return None, f"no threshold: {error}"
+    return found.to_dict(), (
+        f"two images show the same from a similarity of {found.threshold:.3f} on: "
+        f"{found.precision:.1%} of such pairs do, and {found.tar:.1%} of those that do are found (validation)"
+    )
+
+
+def report(run: Run, note: str = "") -> None:
+    """Print before and after, and what to do next."""
+    metrics, config = run.metrics, run.config
+    before, after = metrics.get("before", {}), metrics["after"]
+    names = [name for name in SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
+    what = f"{'unseen' if metrics['open_set'] else 'known'} classes of {config.data.path} ({metrics['measured_on']})"
+    columns = {
+        name: {key: values[key] for key in names if key in values}
+        for name, values in (("before", before), ("after", after))
+    }
+    print_table(what, columns)
+    best = metrics["best"]
+    if best is not None:
+        print(f"best of validation ({config.evaluation.metric} {best['value']:.1%}) at step {best['step']:,}")
+    if note:
+        print(note)
+    print(f"trained {metrics['steps']:,} steps in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
+    print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
+    print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
+    print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed("photos")')

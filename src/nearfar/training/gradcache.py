@@ -1,0 +1,158 @@
+"""`GradCache`: one step over a batch whose activations do not fit into memory.
+
+Losses of pairs do not fall into parts: the mean of the losses of eight small batches is not the loss of the large one,
+which compares every sample with every other. Their gradients do fall into parts at the embeddings:
+
+    1. embed all chunks, keeping nothing but the embeddings (N, D)
+    2. the loss of all embeddings at once, and its gradient at them
+    3. embed chunk after chunk again, this time with a graph, and send each its rows of that gradient
+
+What is left in `.grad` is what the whole batch would have left, for one more forward pass and the activations of one
+chunk.
+
+References: L. Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021,
+arXiv:2101.06983.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class GradCache:
+    """Equal to this, in the memory of one chunk:
+
+        embeddings = torch.cat([model(part) for part in inputs.split(chunk)])
+        loss(embeddings, labels).backward()
+
+    Dropout draws the same in both passes, and buffers that a forward pass moves are moved once. Batch normalisation
+    must be frozen: by statistics of its batch, a sample's embedding depends on its chunk, and neither the embeddings
+    nor the gradients would be those of the whole batch.
+
+    Args:
+        model: inputs (n, ...) to embeddings (n, D). What it draws at random must come from torch's generators.
+        loss: embeddings (N, D) and labels to a scalar; its own parameters get their gradients too.
+        chunk: how many samples are embedded at a time.
+        autocast: makes the context in which model and loss are called, such as
+            `lambda: torch.autocast("cpu", torch.bfloat16)`.
+
+    Attributes:
+        embeddings: of the last step (N, D), without graph.
+
+    Example:
+        >>> model, loss = nn.Linear(3, 2), lambda x, labels: x.square().sum()
+        >>> inputs, labels = torch.randn(5, 3), torch.arange(5)
+        >>> value = GradCache(model, loss, chunk=2).step(inputs, labels)
+        >>> torch.allclose(model.weight.grad, 2 * model(inputs).T @ inputs, atol=1e-5)
+        True
+    """
+
+    embeddings: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        chunk: int,
+        autocast: Callable[[], AbstractContextManager[object]] | None = None,
+    ):
+        if chunk < 1:
+            raise ValueError(f"chunk={chunk} must be a number of samples, at least 1")
+        self.model, self.loss, self.chunk = model, loss, chunk
+        self.autocast = autocast or nullcontext
+
+    def step(self, inputs: Tensor, labels: Tensor, backward: Callable[[Tensor], object] | None = None) -> Tensor:
+        """Add the gradients of the batch to `.grad`, and give its loss, without graph.
+
+        Args:
+            inputs: (N, ...).
+            labels: what the loss takes besides the embeddings.
+            backward: called with the loss in place of `loss.backward()`, such as Lightning's `manual_backward`. Where
+                it scales the loss, as float16 needs it, all gradients are scaled alike.
+        """
+        check_batch_norm(self.model)
+        if len(inputs) <= self.chunk:
+            with self.autocast():
+                embeddings = self.model(inputs)
+                loss = self.loss(embeddings, labels)
+            self.embeddings = embeddings.detach()
+            _start(loss, backward)
+            return loss.detach()
+
+        chunks = torch.split(inputs, self.chunk)
+        before, buffers = _random_states(inputs.device), [buffer.clone() for buffer in self.model.buffers()]
+        with torch.no_grad(), self.autocast():
+            leaves = torch.cat([self.model(part) for part in chunks])
+        # Around us there may be an autocast already. Its cache has the weights as this pass has cast them, and some
+        # versions of torch would take them again, though they have no graph.
+        torch.clear_autocast_cache()
+        self.embeddings = leaves.detach()  # shares the memory
+        leaves.requires_grad_()
+        with self.autocast():
+            loss = self.loss(leaves, labels)
+        _start(loss, backward)
+        if leaves.grad is not None:
+            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+            with _again(before, inputs.device):
+                self._send(chunks, leaves.grad)
+        return loss.detach()
+
+    def _send(self, chunks: tuple[Tensor, ...], gradient: Tensor) -> None:
+        for part, own in zip(chunks, torch.split(gradient, self.chunk), strict=True):
+            with self.autocast():
+                embeddings = self.model(part)
+            if embeddings.requires_grad:  # not if all that is trained is the loss
+                torch.autograd.backward(embeddings, own)
+
+
+def check_batch_norm(model: nn.Module) -> None:
+    """Refuse a model that would normalise by the statistics of a chunk."""
+    names = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    ]
+    if names:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ValueError(
+            f"the model normalises by the statistics of its batch ({names[0]}{others}), so embedding it in chunks "
+            "would not give the gradients of the whole batch: freeze batch normalisation (freeze_batch_norm=True of "
+            "the model), or train without chunks"
+        )
+
+
+def _start(loss: Tensor, backward: Callable[[Tensor], object] | None) -> None:
+    if loss.ndim:
+        raise ValueError(f"the loss has shape {tuple(loss.shape)}, but a step needs one number: give it a reduction")
+    if backward is None:
+        torch.autograd.backward(loss)
+    else:
+        backward(loss)
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def _set_random_states(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+@contextmanager
+def _again(states: list[Tensor], device: torch.device) -> Iterator[None]:
+    """Draw once more what was drawn since these states; then go on as if that had not been."""
+    now = _random_states(device)
+    _set_random_states(states, device)
+    try:
+        yield
+    finally:
+        _set_random_states(now, device)

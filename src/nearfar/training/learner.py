@@ -1,0 +1,202 @@
+"""`Learner`: one training step, as Lightning calls it. What happens around the steps: `recorder.py`."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nearfar.data import Batch
+from nearfar.models import Embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.gradcache import GradCache
+from nearfar.training.optimisers import Ema, Rates, clip, make_optimiser, make_schedule, parameter_groups
+from nearfar.training.options import ConfigError
+from nearfar.training.runs import RunError
+
+FORMAT = 1  # of the states below
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step leaves for those who watch; nothing of it has a graph."""
+
+    loss: Tensor
+    embeddings: Tensor
+    labels: Tensor
+
+
+class Observer(Protocol):
+    """Is told of every step once the weights have moved."""
+
+    def before_step(self, learner: "Learner") -> None: ...
+
+    def after_step(self, learner: "Learner", step: Step) -> None: ...
+
+
+class Learner(LightningModule):
+    """Embedder, loss, optimiser, schedule and averaged weights, and how far they are.
+
+    What is random in a step depends on the seed and the step's number alone, so that a run that goes on from a
+    checkpoint draws what it would have drawn.
+
+    Args:
+        config: resolved.
+        total_steps: at which the schedule ends.
+        observer: is told of every step.
+    """
+
+    optimiser: Optimizer
+
+    def __init__(self, embedder: Embedder, loss: nn.Module, config: TrainConfig, total_steps: int, observer: Observer):
+        super().__init__()
+        self.embedder, self.loss, self.config, self.total_steps = embedder, loss, config, total_steps
+        self.observer = observer
+        self.done = 0  # steps
+        self.ema: Ema | None = None
+        self._resumed: Mapping[str, Any] | None = None
+        self._last: Step | None = None
+        self._chunks: GradCache | None = None
+        if config.chunk is not None:
+            self._chunks = GradCache(embedder, loss, config.chunk)
+            _check_chunks(config)
+
+    def configure_optimizers(self) -> Any:
+        """Lightning asks once, when the weights are where they will be trained."""
+        self.optimiser, self.schedule = make_optimisation(self.config, self.embedder, self.loss, self.total_steps)
+        return {"optimizer": self.optimiser, "lr_scheduler": {"scheduler": self.schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        if self.config.ema:
+            self.ema = Ema(self.embedder, self.config.ema)
+        if self._resumed is not None:
+            self.optimiser.load_state_dict(self._resumed["optimiser"])
+            self.schedule.load_state_dict(self._resumed["schedule"])
+            if self.ema is not None:
+                self.ema.load_state_dict(self._resumed["ema"])
+            self.trainer.precision_plugin.load_state_dict(self._resumed["precision"])
+            self._resumed = None
+        self.train()
+
+    # A step
+
+    def training_step(self, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        self.observer.before_step(self)
+        _seed_step(self.config.seed, self.done, self.global_rank)
+        if self.embedder.settings.head == "hash":
+            self.embedder.set_progress(self.done / self.total_steps)
+        if self._chunks is not None:
+            self.optimiser.zero_grad()
+            loss = self._chunks.step(batch.images, batch.labels)
+            embeddings = self._chunks.embeddings
+        else:
+            embed = self.embedder.project if self.config.model.freeze else self.embedder
+            embeddings = embed(batch.images)
+            loss = self.loss(embeddings, batch.labels)
+        if loss.device.type == "cpu" and not torch.isfinite(loss):  # elsewhere it would wait for the device
+            raise self.not_finite("the loss is not a number", self.done + 1)
+        self._last = Step(loss.detach(), embeddings.detach(), batch.labels)
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """In chunks, it has been done already."""
+        if self._chunks is None:
+            super().backward(loss, *args, **kwargs)
+
+    def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Lightning calls it between the step and `backward`."""
+        if self._chunks is None:
+            super().optimizer_zero_grad(*args, **kwargs)
+
+    def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        own = self.config.optimiser
+        if own.clip_value is not None or own.clip_norm is not None:
+            clip(self.parameters(), own.clip_value, own.clip_norm)
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.done += 1
+        if self.ema is not None:
+            self.ema.update()
+        assert self._last is not None
+        self.observer.after_step(self, self._last)
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """All that later steps depend on, but for the data."""
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters()):
+            raise self.not_finite("weights are not numbers any more", self.done)
+        return {
+            "format": FORMAT,
+            "step": self.done,
+            "embedder": self.embedder.state_dict(),
+            "loss": self.loss.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "precision": self.trainer.precision_plugin.state_dict(),
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Take up a state before training begins; what needs an optimiser follows once there is one."""
+        if state.get("format") != FORMAT:
+            raise RunError(
+                f"the checkpoint has format {state.get('format')}, this version of nearfar goes on from {FORMAT}: "
+                "use the version that began the run (environment.json names it)"
+            )
+        self.embedder.load_state_dict(state["embedder"])
+        self.loss.load_state_dict(state["loss"])
+        self.done = state["step"]
+        self._resumed = state
+
+    def not_finite(self, what: str, step: int) -> RunError:
+        """What to say when numbers have gone."""
+        return RunError(
+            f"{what} (step {step}). Start again more carefully: a lower --lr (it is {self.config.optimiser.lr:g}), "
+            "--optimiser.clip_norm 1, --schedule.warmup_steps 100, --precision 32-true. nearfar doctor shows whether "
+            "the batches are sound"
+        )
+
+
+def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, total_steps: int) -> tuple[Any, Any]:
+    """The optimiser and the schedule of a resolved configuration."""
+    own, planned = config.optimiser, config.schedule
+    assert own.lr is not None and own.proxies is not None
+    rates = Rates(own.lr, own.trunk, own.head, own.proxies)
+    groups = parameter_groups(embedder, loss, rates, own.weight_decay)
+    optimiser = make_optimiser(own.name, groups, momentum=own.momentum, eps=own.eps)
+    if planned.warmup_steps >= total_steps:
+        raise ConfigError(f"schedule.warmup_steps={planned.warmup_steps} must be fewer than all {total_steps} steps")
+    if any(not 0 < milestone < 1 for milestone in planned.milestones):
+        raise ConfigError(f"schedule.milestones are fractions of all steps, between 0 and 1, not {planned.milestones}")
+    schedule = make_schedule(
+        optimiser,
+        planned.kind,
+        warmup_steps=planned.warmup_steps,
+        total_steps=total_steps,
+        milestones=[round(milestone * total_steps) for milestone in planned.milestones],
+        gamma=planned.gamma,
+    )
+    return optimiser, schedule
+
+
+def _check_chunks(config: TrainConfig) -> None:
+    if config.model.freeze:
+        raise ConfigError("--freeze trains a head on cached features, which fit into memory: leave chunk out")
+    if config.devices > 1:
+        raise ConfigError("chunk goes with one device: with several, raise devices instead")
+    if config.precision == "16-mixed":
+        raise ConfigError("chunk goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+
+
+def _seed_step(seed: int, step: int, rank: int) -> None:
+    own = (seed * 1_000_003 + step + 1) * 1024 + rank
+    torch.manual_seed(own % 2**63)
+    random.seed(own)
+    np.random.seed(own % 2**32)

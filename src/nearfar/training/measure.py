@@ -1,0 +1,115 @@
+"""A model measured on a table: every retrieval metric, and verification where the table has lists of pairs."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from nearfar.data import SPLITS, Table
+from nearfar.evaluation import Threshold, calibrate, pair_scores, retrieval_metrics, verification_metrics
+from nearfar.models import Embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.data import cached_features
+
+Floats = NDArray[np.float32]
+PAIRS = 2_000_000  # that a threshold is calibrated on, at most
+PROJECTED_AT_A_TIME = 4096
+
+
+class _Mirrored:
+    """A transform, and then the mirror image."""
+
+    def __init__(self, transform: Any):
+        self.transform = transform
+
+    def __call__(self, image: Any) -> Tensor:
+        mirrored: Tensor = self.transform(image).flip(-1)
+        return mirrored
+
+
+def embed(embedder: Embedder, table: Table, config: TrainConfig) -> Floats:
+    """Embeddings (N, D) of a table's rows; those of unreadable images are NaN."""
+    if config.model.freeze and not config.evaluation.flip:
+        return _projected(embedder, table, config)
+    images: Any = table.images
+    found = embedder.embed(images, max_broken=config.data.max_broken)
+    if config.evaluation.flip:
+        rows = embedder.stream(images, transform=_Mirrored(embedder.transform), max_broken=config.data.max_broken)
+        found = functional.normalize(found + torch.from_numpy(np.concatenate(list(rows))), dim=1)
+    return found.numpy()
+
+
+def _projected(embedder: Embedder, table: Table, config: TrainConfig) -> Floats:
+    """By the head alone, from cached features of the frozen trunk."""
+    features = cached_features(embedder, table, config)
+    there = np.setdiff1d(np.arange(len(features)), features.missing)
+    result = np.full((len(features), embedder.dimension), np.nan, np.float32)
+    device = next(embedder.parameters()).device
+    was_training = embedder.training
+    embedder.eval()
+    try:
+        with torch.inference_mode():
+            for start in range(0, len(there), PROJECTED_AT_A_TIME):
+                rows = there[start : start + PROJECTED_AT_A_TIME]
+                result[rows] = embedder.project(torch.from_numpy(features.take(rows)).to(device)).float().cpu().numpy()
+    finally:
+        embedder.train(was_training)
+    return result
+
+
+def measure(embeddings: Floats, table: Table, ks: tuple[int, ...], *, ci: bool = False) -> dict[str, Any]:
+    """Metrics of embeddings of a table's rows.
+
+    Queries search the gallery where the table has them, with cameras where it knows them; else every row searches all
+    others. Lists of pairs add "NAME accuracy" and the like.
+    """
+    result: dict[str, Any] = {}
+    there: NDArray[np.bool_] = np.asarray(~np.isnan(embeddings).any(1))
+    if {"query", "gallery"} <= set(table.split_names):
+        result = _query_gallery(embeddings, table, there, ks, ci)
+    else:
+        labelled = there & (table.labels >= 0)
+        if len(np.unique(table.labels[labelled])) < np.count_nonzero(labelled):  # someone has a match
+            result = retrieval_metrics(embeddings[labelled], table.labels[labelled], ks, ci=ci, progress=False)
+    for name, pairs in table.pairs.items():
+        if pairs.of == "row" and len(pairs):
+            both = there[pairs.first] & there[pairs.second]
+            scores = pair_scores(embeddings, np.stack([pairs.first, pairs.second], 1)[both])
+            found = verification_metrics(scores, pairs.same[both])
+            result |= {f"{name} {metric}": value for metric, value in found.items() if isinstance(value, float)}
+    return result
+
+
+def _query_gallery(
+    embeddings: Floats, table: Table, there: NDArray[np.bool_], ks: tuple[int, ...], ci: bool
+) -> dict[str, Any]:
+    query, gallery = (there & (table.split_ids == SPLITS.index(name)) for name in ("query", "gallery"))
+    camera = table.camera
+    cameras = {} if camera is None else {"cameras": camera[query], "gallery_cameras": camera[gallery]}
+    return retrieval_metrics(
+        embeddings[query],
+        table.labels[query],
+        ks,
+        gallery=embeddings[gallery],
+        gallery_labels=table.labels[gallery],
+        ci=ci,
+        progress=False,
+        **cameras,
+    )
+
+
+def threshold_for(embeddings: Floats, labels: NDArray[np.int64], precision: float, seed: int) -> Threshold:
+    """The similarity from which two rows count as the same, at the wished precision.
+
+    Of all pairs of the rows, or of so many rows drawn at random that their pairs are at most two million.
+    """
+    rows = np.flatnonzero(~np.isnan(embeddings).any(1) & (labels >= 0))
+    most = int((2 * PAIRS) ** 0.5)
+    if len(rows) > most:
+        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:most])
+    x, y = embeddings[rows], labels[rows]
+    first, second = np.triu_indices(len(rows), 1)
+    return calibrate((x @ x.T)[first, second], y[first] == y[second], precision=precision)

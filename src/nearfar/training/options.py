@@ -1,0 +1,342 @@
+"""The configuration from and to plain values: YAML files, dictionaries, and words of the command line.
+
+An unknown name, or a value of the wrong kind, is a `ConfigError` that says where, and names the nearest right one.
+"""
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from nearfar.training.config import LossConfig, TrainConfig
+
+SHORT_SECTIONS = ("data", "sampler", "model")  # their options may be written without the section
+SHORT = {"lr": "optimiser.lr"}
+_LONG = ("sampler.kind",)  # alone, these would not say what they are of
+_LOSS_OPTIONS = ("weight", "class_level", "memory", "dims")
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+class ConfigError(ValueError):
+    """Something in the configuration is misspelt, or of the wrong kind."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One entry of the tree: its dotted name, its type, its default, and what `--help` says of it."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+
+    @property
+    def short(self) -> str | None:
+        """The name without the section, where that is allowed."""
+        section, _, own = self.name.partition(".")
+        if SHORT.get(own) == self.name:
+            return own
+        return own if section in SHORT_SECTIONS and self.name not in _LONG else None
+
+
+def all_options(config: type = TrainConfig, prefix: str = "") -> Iterator[Option]:
+    """Every option of the tree but the losses' own, in its order."""
+    hints = typing.get_type_hints(config)
+    for field in fields(config):
+        kind = hints[field.name]
+        if is_dataclass(kind):
+            yield from all_options(typing.cast(type, kind), f"{prefix}{field.name}.")
+        else:
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            yield Option(prefix + field.name, kind, default, field.metadata["help"])
+
+
+def from_dict(values: Mapping[str, Any]) -> TrainConfig:
+    """The configuration that nested plain values describe; what they leave out keeps its default."""
+    config = _read(TrainConfig, values, "")
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def to_dict(config: Any) -> Any:
+    """Nested plain values, from which `from_dict` makes it again."""
+    if isinstance(config, LossConfig):
+        own = {name: to_dict(getattr(config, name)) for name in _LOSS_OPTIONS}
+        shown = {f.name: own[f.name] for f in fields(LossConfig) if f.name in own and own[f.name] != f.default}
+        return {"name": config.name, **shown, **to_dict(config.arguments)}
+    if is_dataclass(config):
+        return {field.name: to_dict(getattr(config, field.name)) for field in fields(config)}
+    if isinstance(config, Mapping):
+        return {name: to_dict(value) for name, value in config.items()}
+    return [to_dict(value) for value in config] if isinstance(config, (list, tuple)) else config
+
+
+def read_yaml(path: str | PathLike[str]) -> TrainConfig:
+    """The configuration in a file."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration {path}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error
+    try:
+        return from_dict({} if values is None else values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """What `read_yaml` reads."""
+    import yaml
+
+    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    return str(text)
+
+
+def with_options(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """The configuration with some options changed, by their dotted (or short) names, as on the command line.
+
+    >>> from nearfar.training.config import TrainConfig
+    >>> changed = with_options(TrainConfig(), {"loss": "CircleLoss", "loss.gamma": "80", "size": 64, "lr": "1e-3"})
+    >>> changed.loss[0].arguments, changed.data.size, changed.optimiser.lr
+    ({'gamma': 80}, 64, 0.001)
+    """
+    if "loss" in values:
+        config = replace(config, loss=read_losses(values["loss"], "loss"))
+    for name, value in values.items():
+        if name.startswith("loss."):
+            config = replace(config, loss=_with_loss_option(config.loss, name.removeprefix("loss."), value))
+        elif name != "loss":
+            chosen = find_option(name)
+            config = _with_value(config, chosen.name.split("."), convert(value, chosen.kind, chosen.name))
+    return config
+
+
+def find_option(name: str) -> Option:
+    """The option of a dotted or short name."""
+    known = {option.name: option for option in all_options()}
+    known |= {option.short: option for option in known.values() if option.short is not None}
+    if name not in known:
+        raise ConfigError(f"there is no option {name}{nearest(name, known)}")
+    return known[name]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Which of the known names was meant, to be appended to an error."""
+    known = list(known)
+    found = difflib.get_close_matches(name, known, 1) or [word for word in known if word.rpartition(".")[2] == name][:1]
+    return f", did you mean {found[0]}?" if found else ""
+
+
+# Losses
+
+
+def read_losses(value: Any, where: str) -> tuple[LossConfig, ...]:
+    """From 'ProxyAnchorLoss + 0.5 * CircleLoss', one mapping {name, weight, ..., arguments}, or a list of them.
+
+    >>> [(loss.name, loss.weight) for loss in read_losses("ProxyAnchorLoss + 0.5 * CircleLoss", "loss")]
+    [('ProxyAnchorLoss', 1.0), ('CircleLoss', 0.5)]
+    """
+    if isinstance(value, LossConfig):
+        return (_checked(value),)
+    if isinstance(value, str):
+        return tuple(_checked(_term(term)) for term in value.split("+"))
+    if isinstance(value, Mapping):
+        return (_read_loss(value, where),)
+    if isinstance(value, (list, tuple)):
+        return tuple(loss for item in value for loss in read_losses(item, where))
+    raise ConfigError(f"{where} must be a loss, such as CircleLoss, or a list of them, not {value!r}")
+
+
+def _term(text: str) -> LossConfig:
+    match = re.fullmatch(r"\s*(?:([0-9.eE+-]+)\s*\*\s*)?([A-Za-z_]\w*)\s*", text)
+    if match is None:
+        raise ConfigError(
+            f"{text.strip()!r} is no loss: write CircleLoss, or a sum such as 'CircleLoss + 0.5 * ArcFaceLoss'"
+        )
+    weight, name = match.groups()
+    return LossConfig(name, weight=1.0 if weight is None else convert(weight, float, "the factor of a loss"))
+
+
+def _read_loss(values: Mapping[str, Any], where: str) -> LossConfig:
+    rest = dict(values)
+    if not isinstance(rest.get("name"), str):
+        raise ConfigError(f"{where} needs a name, such as name: CircleLoss")
+    loss = LossConfig(rest.pop("name"))
+    for name, value in rest.items():
+        loss = _with_option_of_one(loss, name, value)
+    return _checked(loss)
+
+
+def _checked(loss: LossConfig) -> LossConfig:
+    """The loss, if there is one of that name with such arguments."""
+    from nearfar.losses.registry import COMMON_OPTIONS
+
+    info = loss_info(loss.name)
+    known = [*info.arguments, *COMMON_OPTIONS, *_LOSS_OPTIONS]
+    for name in loss.arguments:
+        if name not in known:
+            hint = nearest(name, known) or f": it takes {', '.join(known)}"
+            raise ConfigError(f"{loss.name} has no argument {name}{hint}")
+        if name in ("num_classes", "embedding_size"):
+            raise ConfigError(f"{name} of {loss.name} comes from the data and the model: leave it out")
+    return loss
+
+
+def loss_info(name: str) -> Any:
+    """What the registry knows of a loss."""
+    from nearfar.losses import list_losses
+
+    known = {info.name: info for info in list_losses()}
+    if name not in known:
+        hint = nearest(name, known) or nearest(f"{name}Loss", known) or ": nearfar losses lists them"
+        raise ConfigError(f"there is no loss {name}{hint}")
+    return known[name]
+
+
+def _with_loss_option(losses: tuple[LossConfig, ...], name: str, value: Any) -> tuple[LossConfig, ...]:
+    """`gamma` of the one loss, or `CircleLoss.gamma` of one of several."""
+    if not losses:
+        raise ConfigError(f"which loss is loss.{name} of? Choose one, such as --loss CircleLoss")
+    chosen, _, own = name.rpartition(".")
+    names = [loss.name for loss in losses]
+    if not chosen and len(losses) > 1:
+        wanted = " or ".join(f"--loss.{loss}.{own}" for loss in names)
+        raise ConfigError(f"which loss is loss.{own} of? Write {wanted}")
+    if chosen and chosen not in names:
+        raise ConfigError(f"loss.{name}: {chosen} is none of the losses {', '.join(names)}{nearest(chosen, names)}")
+    at = names.index(chosen) if chosen else 0
+    return (*losses[:at], _checked(_with_option_of_one(losses[at], own, value)), *losses[at + 1 :])
+
+
+def _with_option_of_one(loss: LossConfig, name: str, value: Any) -> LossConfig:
+    if name in _LOSS_OPTIONS:
+        kind = typing.get_type_hints(LossConfig)[name]
+        return replace(loss, **{name: convert(value, kind, f"loss.{name}")})
+    return replace(loss, arguments={**loss.arguments, name: plain(value)})
+
+
+# Values
+
+
+def plain(value: Any) -> Any:
+    """A word of the command line as the number, list or mapping that it writes; anything else as it is."""
+    import yaml
+
+    if not isinstance(value, str):
+        return value
+    try:
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    if isinstance(found, str):  # YAML 1.1 takes 1e-3, without a point, for a word
+        try:
+            return float(found)
+        except ValueError:
+            return found
+    return found
+
+
+def convert(value: Any, kind: Any, where: str) -> Any:
+    """The value as an option's type, or `ConfigError`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if kind == tuple[LossConfig, ...]:
+        return read_losses(value, where)
+    if origin in (types.UnionType, typing.Union):
+        return _convert_union(value, args, where)
+    if origin is Literal:
+        if value in args:
+            return value
+        raise ConfigError(f"{where} must be {_listed(args)}, not {value!r}{nearest(str(value), map(str, args))}")
+    if origin is tuple:
+        return _convert_tuple(value, args, where)
+    if origin is Mapping:
+        value = plain(value)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a mapping such as {{width: 16}}, not {value!r}")
+        return dict(value)
+    return _convert_scalar(value, kind, where)
+
+
+def _convert_scalar(value: Any, kind: type, where: str) -> Any:
+    if kind is bool:
+        value = _WORDS.get(value.lower(), value) if isinstance(value, str) else value
+        if isinstance(value, bool):
+            return value
+        raise ConfigError(f"{where} must be true or false, not {value!r}")
+    if kind is str and isinstance(value, (str, int, float, PathLike)) and not isinstance(value, bool):
+        return str(value)
+    if kind in (int, float) and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if kind is float:
+                return number
+            if number.is_integer():
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    names = {int: "a whole number", float: "a number", str: "a word"}
+    raise ConfigError(f"{where} must be {names[kind]}, not {value!r}")
+
+
+def _convert_union(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
+    if types.NoneType in kinds and (value is None or value in ("none", "null", "None")):
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
+    for kind in kinds[:-1]:
+        try:
+            return convert(value, kind, where)
+        except ConfigError:
+            continue
+    return convert(value, kinds[-1], where)
+
+
+def _convert_tuple(value: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [word.strip() for word in value.strip("[]()").split(",") if word.strip()]
+    elif not isinstance(value, (list, tuple)):
+        value = [value]
+    if kinds[-1] is Ellipsis:
+        return tuple(convert(item, kinds[0], where) for item in value)
+    if len(value) != len(kinds):
+        raise ConfigError(f"{where} must be {len(kinds)} values, such as 1,2, not {value!r}")
+    return tuple(convert(item, kind, where) for item, kind in zip(value, kinds, strict=True))
+
+
+def _listed(values: Iterable[Any]) -> str:
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+# The tree
+
+
+def _read(kind: Any, values: Any, where: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the configuration'} must be a mapping, not {values!r}")
+    hints = typing.get_type_hints(kind)
+    read = {}
+    for name, value in values.items():
+        if name not in hints:
+            everything = [o.name for o in all_options()] + [where + known for known in hints]
+            raise ConfigError(f"there is no option {where}{name}{nearest(f'{where}{name}', everything)}")
+        if is_dataclass(hints[name]):
+            read[name] = _read(hints[name], value, f"{where}{name}.")
+        else:
+            read[name] = convert(value, hints[name], where + name)
+    return kind(**read)
+
+
+def _with_value(config: Any, path: list[str], value: Any) -> Any:
+    if len(path) > 1:
+        value = _with_value(getattr(config, path[0]), path[1:], value)
+    return replace(config, **{path[0]: value})

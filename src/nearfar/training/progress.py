@@ -1,0 +1,84 @@
+"""What is seen of a run: a bar on a terminal, lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+BETWEEN_FRAMES = 0.3  # seconds; drawing takes milliseconds that training could use
+BETWEEN_LINES = 30.0  # seconds, where there is no terminal
+
+
+class Display:
+    """The bar, notes and tables of a run; with `quiet`, nothing."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bar: Progress | None = None
+        self._shown = 0.0
+        self._recall = ""
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def start(self, total: int, done: int) -> None:
+        """Begin the bar."""
+        self._shown = time.monotonic()
+        if not self.console.is_terminal or self.quiet:
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+        )
+        self._bar = Progress(*columns, console=self.console, auto_refresh=False)
+        self._task = self._bar.add_task("training", total=total, completed=done, numbers="")
+        self._bar.start()
+
+    def due(self) -> bool:
+        """Whether it is time to show something again."""
+        if self.quiet:
+            return False
+        return time.monotonic() - self._shown > (BETWEEN_FRAMES if self._bar is not None else BETWEEN_LINES)
+
+    def step(self, done: int, total: int, numbers: Mapping[str, float]) -> None:
+        """Show how far it is; call it when `due`, since drawing costs more than asking."""
+        self._shown = time.monotonic()
+        text = "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, numbers=f"{text}{self._recall}", refresh=True)
+        else:
+            self.note(f"step {done:,} of {total:,}  {text}{self._recall}")
+
+    def measured(self, epoch: int, step: int, metrics: Mapping[str, Any], best: bool) -> None:
+        """Show what was measured on the validation classes."""
+        self._recall = f"  R@1 {metrics['recall@1']:.1%}" if "recall@1" in metrics else ""
+        shown = "  ".join(f"{name} {metrics[name]:.1%}" for name in ("recall@1", "map@r") if name in metrics)
+        self.note(f"epoch {epoch}, step {step:,}: validation {shown}{'  (best so far)' if best else ''}")
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def print_table(title: str, columns: Mapping[str, Mapping[str, float]]) -> None:
+    """Metrics (rows) of several models (columns), on standard output."""
+    table = RichTable(title=title, title_justify="left")
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in {name: None for values in columns.values() for name in values}:
+        cells = (values.get(row) for values in columns.values())
+        table.add_row(row, *("" if value is None else f"{value:.1%}" for value in cells))
+    Console(file=sys.stdout, highlight=False).print(table)

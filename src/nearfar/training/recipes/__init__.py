@@ -1,0 +1,36 @@
+"""The papers' protocols, each with its losses: configurations to train with, and the figures they aim at.
+
+    retrieval.py   CUB-200-2011, Cars196, Stanford Online Products, In-Shop
+    reid.py        Market-1501, MSMT17
+    faces.py       MS-Celeb-1M and the like
+
+    nearfar recipes                                    lists them
+    nearfar train DATA --recipe cub/proxy-anchor       runs one
+
+>>> recipe("cub/proxy-anchor").optimiser.proxies
+100.0
+"""
+
+import difflib
+
+from nearfar.training.config import TrainConfig
+from nearfar.training.options import ConfigError
+from nearfar.training.recipes import faces, reid, retrieval
+from nearfar.training.recipes.recipe import Recipe
+
+__all__ = ["Recipe", "list_recipes", "recipe"]
+
+
+def list_recipes() -> list[Recipe]:
+    """All of them, by protocol."""
+    return [*retrieval.recipes(), *reid.recipes(), *faces.recipes()]
+
+
+def recipe(name: str) -> TrainConfig:
+    """The configuration of a recipe; what `--recipe NAME` begins with."""
+    known = {info.name: info for info in list_recipes()}
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "nearfar recipes lists them."
+        raise ConfigError(f"there is no recipe {name!r}: {hint}")
+    return known[name].config

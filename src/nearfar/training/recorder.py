@@ -1,0 +1,203 @@
+"""What happens around the steps of training: curves, validation, checkpoints, the bar; and how it is stopped."""
+
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.data import Table
+from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.data import Stream
+from nearfar.training.defaults import compares_samples
+from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.learner import Learner, Step
+from nearfar.training.loggers import Loggers
+from nearfar.training.measure import embed, measure
+from nearfar.training.progress import Display
+from nearfar.training.runs import Curves, Run
+
+
+class Recorder:
+    """Watches a learner (`Observer`), and writes what the run folder holds of it.
+
+    In this order: a row of the curves; at the end of an epoch, the validation metrics and the best model; a checkpoint.
+    So a checkpoint never promises what is not written, and what was written after it is written again.
+
+    Args:
+        stream: where the batches come from.
+        val: rows to choose the best epoch by, if any.
+        test: rows to show the curve of, if any.
+        state: of the checkpoint that the run goes on from, if any.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        config: TrainConfig,
+        stream: Stream,
+        val: Table | None,
+        test: Table | None,
+        display: Display,
+        loggers: Loggers,
+        state: Mapping[str, Any] | None = None,
+    ):
+        self.run, self.config, self.stream, self.val, self.test = run, config, stream, val, test
+        self.display, self.loggers = display, loggers
+        self.best: dict[str, Any] | None = None if state is None else state["best"]
+        self.evaluated = -1 if state is None else state["evaluated"]  # step of the last validation
+        self.stopping = False
+        self._seconds = 0.0 if state is None else state["seconds"]  # of training before this process
+        self._began = self._saved = time.monotonic()
+        self._epoch: int | None = None
+        self._curves = Curves(run, 0 if state is None else state["step"])
+        self._warned: set[str] = set()
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without what was measured between; all processes that worked on this run together."""
+        return self._seconds + time.monotonic() - self._began
+
+    # Around a step
+
+    def before_step(self, learner: Learner) -> None:
+        if self.stream.epoch != self._epoch:
+            self._epoch = self.stream.epoch
+            learner.embedder.start_epoch(self._epoch)
+
+    def after_step(self, learner: Learner, step: Step) -> None:
+        last = learner.done == learner.total_steps
+        if learner.done % self.config.log_every == 0 or last:
+            self._log(learner, step)
+        elif self.display.due():
+            self.display.step(learner.done, learner.total_steps, {"loss": float(step.loss)})
+        state = self.stream.loader.state_dict()
+        if state["position"] == 0 or last:
+            if last or state["epoch"] % self.config.evaluation.every == 0:
+                self.evaluate(learner)
+                self._consult(step)
+            self.save(learner)
+        elif self._due(learner.done) or self.stopping:
+            self.save(learner)
+        if self.stopping:
+            learner.trainer.should_stop = True
+
+    def _log(self, learner: Learner, step: Step) -> None:
+        loss = float(step.loss)
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            raise learner.not_finite("the loss is not a number", learner.done)
+        s_p, s_n = mean_similarities(step.embeddings, step.labels)
+        numbers = {"loss": loss, "s_p": s_p, "s_n": s_n}
+        rate = learner.optimiser.param_groups[0]["lr"]
+        self._write(learner.done, {**numbers, "lr": rate})
+        if self.display.due():
+            self.display.step(learner.done, learner.total_steps, numbers)
+
+    def _write(self, step: int, values: Mapping[str, float]) -> None:
+        known = {name: value for name, value in values.items() if value == value}
+        self._curves.add({"step": step, "epoch": self.stream.epoch, "seconds": round(self.seconds, 3), **known})
+        self.loggers.log(known, step)
+
+    # Validation and checkpoints
+
+    def evaluate(self, learner: Learner) -> None:
+        """Measure the validation rows, and keep the model if it is the best so far; the test rows only to show them."""
+        self.evaluated = learner.done
+        began, row = time.monotonic(), {}
+        if self.val is not None:
+            row = self._validate(learner, self.val)
+        if self.test is not None:
+            with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
+                found = measure(embed(learner.embedder, self.test, self.config), self.test, self.config.evaluation.ks)
+            row |= {f"test {name}": value for name, value in found.items()}
+            self.display.note(f"epoch {self.stream.epoch + 1}: test recall@1 {found['recall@1']:.1%}")
+        self._began += time.monotonic() - began
+        if row:
+            self._write(learner.done, {name: v for name, v in row.items() if isinstance(v, float)})
+
+    def _validate(self, learner: Learner, val: Table) -> dict[str, Any]:
+        with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
+            metrics = measure(embed(learner.embedder, val, self.config), val, self.config.evaluation.ks)
+            value = metrics[self.config.evaluation.metric]
+            better = self.best is None or value > self.best["value"]
+            if better:
+                self.best = {"step": learner.done, "epoch": self.stream.epoch, "value": value}
+                self.run.save_checkpoint("best", {"step": learner.done, "embedder": learner.embedder.state_dict()})
+        self.display.measured(self.stream.epoch + 1, learner.done, metrics, better)
+        return metrics
+
+    def _consult(self, step: Step) -> None:
+        """Warn, once each, of what the batch doctor sees in the last batch."""
+        report = diagnose_batch(step.embeddings.float().cpu(), step.labels.cpu())
+        for warning in concerns(report, self.config.loss):
+            kind = re.sub(r"[\d.,]+", "", warning)  # the same with other numbers is no news
+            if kind not in self._warned:
+                self._warned.add(kind)
+                self.display.note(f"batch doctor: {warning}")
+
+    def _due(self, done: int) -> bool:
+        every = self.config.checkpoints
+        if every.steps is not None:
+            return done % every.steps == 0
+        return time.monotonic() - self._saved > every.seconds
+
+    def save(self, learner: Learner) -> None:
+        """Keep everything that later steps depend on."""
+        own = {
+            "loader": self.stream.loader.state_dict(),
+            "best": self.best,
+            "evaluated": self.evaluated,
+            "seconds": self.seconds,
+        }
+        self.run.save_checkpoint("last", learner.state() | own)
+        self._saved = time.monotonic()
+
+    def close(self) -> None:
+        """No more steps."""
+        self._curves.close()
+        self.loggers.close()
+        self.display.close()
+
+
+def concerns(report: BatchReport, losses: tuple[LossConfig, ...]) -> list[str]:
+    """What the batch doctor says that matters to these losses: without pairs, a batch needs none."""
+    pairs = any(map(compares_samples, losses))
+    return [warning for warning in report.warnings() if pairs or "the sampler pk" not in warning]
+
+
+def mean_similarities(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Mean cosine of the positive and of the negative pairs of a batch; NaN where there are none."""
+    x = torch.nn.functional.normalize(embeddings.float())
+    similarities = x @ x.T
+    same = labels[:, None] == labels
+    different = ~same
+    same.fill_diagonal_(False)
+    return float(similarities[same].mean()), float(similarities[different].mean())
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM call `stop`, so that a step is finished and saved; a second Ctrl-C interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:  # those who end processes may well say so twice; a user who does is in a hurry
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
+        stop()
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    for each in before:
+        signal.signal(each, handle)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

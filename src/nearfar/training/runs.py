@@ -1,0 +1,223 @@
+"""The run folder: everything that training leaves behind.
+
+    config.yaml          the configuration with nothing left open; `nearfar train --config` repeats it
+    model.safetensors    the best model, with its label names and its calibrated threshold
+    metrics.json         before and after, on the test classes; the best epoch; times
+    curves.csv           loss, similarities, rates and validation metrics by step
+    checkpoints/         last.pt, from which `nearfar train --resume` goes on, and best.pt
+    environment.json     versions and machine
+
+Files are replaced whole: written beside, flushed to the disk, renamed. A process killed at any moment leaves the old
+state or the new one.
+"""
+
+import contextlib
+import csv
+import errno
+import io
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import nearfar
+from nearfar.models import Embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.options import ConfigError, read_yaml, to_yaml
+
+COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
+PACKAGES = ("nearfar", "torch", "numpy", "lightning", "pillow", "safetensors", "transformers", "faiss-cpu", "timm")
+
+
+class RunError(RuntimeError):
+    """Training had to stop; the message says what was kept and what to do."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` once it is whole and on the disk."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the rename itself; not every file system has folders to flush
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class Run:
+    """A run folder; what `nearfar.train` returns.
+
+    >>> Run("runs/none").model()
+    Traceback (most recent call last):
+    FileNotFoundError: runs/none/model.safetensors: there is no model here
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"Run({os.fspath(self.folder)!r})"
+
+    @property
+    def config(self) -> TrainConfig:
+        """What was trained, with nothing left open."""
+        return read_yaml(self.folder / "config.yaml")
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What `metrics.json` holds; nothing before the run has measured anything."""
+        path = self.folder / "metrics.json"
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return found
+
+    @property
+    def curves(self) -> list[dict[str, float | None]]:
+        """The rows of `curves.csv`."""
+        with (self.folder / "curves.csv").open(newline="", encoding="utf-8") as file:
+            return [{name: float(x) if x else None for name, x in row.items()} for row in csv.DictReader(file)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to its end."""
+        return "after" in self.metrics
+
+    def model(self, device: str = "cpu") -> Embedder:
+        """The best model."""
+        if not (self.folder / "model.safetensors").is_file():
+            raise FileNotFoundError(f"{self.folder / 'model.safetensors'}: there is no model here")
+        return Embedder.load(self.folder, device=device)
+
+    # Writing
+
+    def begin(self, config: TrainConfig) -> None:
+        """Make the folder, and say in it what is trained."""
+        if (self.folder / "config.yaml").exists():
+            raise ConfigError(
+                f"{self.folder} holds a run already: nearfar train --resume {self.folder} goes on with it; "
+                "choose another --out for a new one"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.folder / "environment.json") as file:
+            file.write(json.dumps(environment(), indent=2).encode())
+        with replacing(self.folder / "config.yaml") as file:  # last: it makes the folder a run
+            file.write(to_yaml(config).encode())
+
+    def write_metrics(self, changes: Mapping[str, Any]) -> None:
+        """Add to `metrics.json`."""
+        text = json.dumps({**self.metrics, **changes}, indent=2, ensure_ascii=False)
+        with replacing(self.folder / "metrics.json") as file:
+            file.write(text.encode())
+
+    def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
+        """Keep a state as `checkpoints/NAME.pt`, in place of the one before."""
+        path = self.folder / "checkpoints" / f"{name}.pt"
+        try:
+            with replacing(path) as file:
+                torch.save(dict(state), file)
+        except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+            raise RunError(self._not_saved(path, error)) from error
+
+    def _not_saved(self, path: Path, error: Exception) -> str:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if full or "enforce fail" in str(error) else str(error)
+        kept = "nothing was kept yet"
+        if path.is_file():
+            with contextlib.suppress(OSError, RuntimeError):
+                kept = f"the one of step {self.load_checkpoint(path.stem)['step']} is intact"
+        return f"{path} could not be written: {why}; {kept}. Make room, then: nearfar train --resume {self.folder}"
+
+    def load_checkpoint(self, name: str) -> dict[str, Any]:
+        """A state that was kept; nothing in it is executed."""
+        path = self.folder / "checkpoints" / f"{name}.pt"
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return state
+
+    def has_checkpoint(self, name: str) -> bool:
+        """Whether such a state was kept."""
+        return (self.folder / "checkpoints" / f"{name}.pt").is_file()
+
+
+class Curves:
+    """`curves.csv`, row by row; opened at a step, it forgets what was written after it."""
+
+    def __init__(self, run: Run, step: int):
+        path = run.folder / "curves.csv"
+        kept = [row for row in _rows(path) if int(row["step"]) <= step]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(kept)
+        with replacing(path) as file:
+            file.write(text.getvalue().encode())
+        self._file = path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """One row; what is missing stays empty."""
+        self._writer.writerow({name: row.get(name, "") for name in COLUMNS})
+        self._file.flush()
+
+    def close(self) -> None:
+        """No more rows."""
+        self._file.close()
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows; a last one that was cut off by a kill is left out."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    lines = text[: text.rfind("\n") + 1]
+    return [row for row in csv.DictReader(io.StringIO(lines)) if row.get(COLUMNS[-1]) is not None]
+
+
+def new_folder(config: TrainConfig) -> Path:
+    """runs/DATA-LOSS-NUMBER, the first number that is free."""
+    data = re.sub(r"[^\w.-]+", "-", Path(config.data.path).stem) or "data"
+    loss = "+".join(loss.name.removesuffix("Loss").lower() for loss in config.loss)
+    number = 1
+    while (folder := Path("runs") / f"{data}-{loss}-{number}").exists():
+        number += 1
+    return folder
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine."""
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    return {
+        "nearfar": nearfar.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "packages": packages,
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

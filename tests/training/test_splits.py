@@ -1,0 +1,93 @@
+"""Which rows are trained on, chosen by, and tested."""
+
+import numpy as np
+import pytest
+
+from nearfar.data import SPLITS, Pixels, Table
+from nearfar.data.splits import halves_note
+from nearfar.training.config import DataConfig
+from nearfar.training.options import ConfigError
+from nearfar.training.splits import split
+
+
+def table(labels: list[int], splits: list[str], notes: tuple[str, ...] = ()) -> Table:
+    images = Pixels(np.repeat(np.arange(len(labels), dtype=np.uint8), 64).reshape(-1, 8, 8))
+    names = tuple(f"class {i}" for i in range(max(labels) + 1))
+    ids = np.array([SPLITS.index(name) for name in splits], np.int8)
+    return Table("made", np.array(labels), names, ids, images, notes=notes)
+
+
+def halves(classes: int, each: int, given: bool) -> Table:
+    """Half of the classes train, half test, by the data's own word or for want of it."""
+    labels = np.repeat(np.arange(classes), each).tolist()
+    splits = ["train" if label < (classes + 1) // 2 else "test" for label in labels]
+    return table(labels, splits, () if given else (halves_note(classes),))
+
+
+def test_class_disjoint_parts() -> None:
+    parts = split(halves(40, 4, given=True), DataConfig(validation=0.2), seed=0)
+    assert parts.open_set
+    assert parts.train.num_classes == 15 and parts.val is not None and parts.val.num_classes == 5
+    assert parts.train.labels.max() == 14 and parts.train.labels.min() == 0
+    names = [{part.label_name(row) for row in range(len(part))} for part in (parts.train, parts.val, parts.test)]
+    assert not names[0] & names[1] and not names[0] & names[2] and not names[1] & names[2]
+    assert sum(map(len, names)) == 40
+    assert any("5 of 20 training classes are held out" in note for note in parts.notes)
+
+
+def test_the_choice_of_validation_classes_is_the_seed_s() -> None:
+    data = halves(40, 4, given=True)
+    chosen = [
+        tuple(split(data, DataConfig(), seed).val.label_names[i] for i in split(data, DataConfig(), seed).val.classes)
+        for seed in (0, 0, 1)
+    ]
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_own_validation_rows_are_used() -> None:
+    parts = split(table([0, 0, 1, 1, 2, 2], ["train"] * 2 + ["val"] * 2 + ["test"] * 2), DataConfig(), 0)
+    assert parts.val is not None and parts.val.label_name(0) == "class 1"
+    assert parts.train.labels.tolist() == [0, 0]
+
+
+def test_no_validation() -> None:
+    parts = split(halves(20, 4, given=True), DataConfig(validation=0), 0)
+    assert parts.val is None and parts.train.num_classes == 10
+    assert "no validation: the last epoch is kept" in parts.notes
+
+
+def test_few_classes_without_a_split_are_split_by_image() -> None:
+    parts = split(halves(4, 20, given=False), DataConfig(validation=0.2), 0)
+    assert not parts.open_set
+    assert parts.train.num_classes == 4 and parts.test is not None and parts.test.num_classes == 4
+    assert (len(parts.train), len(parts.test), len(parts.val or [])) == (48, 20, 12)
+    assert any(note.startswith("split by image (4 classes are too few") for note in parts.notes)
+    shown = [part.images[row].tobytes() for part in (parts.train, parts.val, parts.test) for row in range(len(part))]
+    assert len(set(shown)) == len(shown) == 80  # every image in one part alone
+    # given by the data itself, the same halves stay
+    assert split(halves(4, 20, given=True), DataConfig(), 0).open_set
+
+
+def test_by_choice() -> None:
+    by_image = split(halves(40, 8, given=True), DataConfig(split="images"), 0)
+    assert not by_image.open_set and by_image.train.num_classes == 40
+    shared = table([0, 0, 1, 1] * 6, ["train", "test"] * 12)
+    with pytest.raises(ValueError, match="both trained on and tested"):
+        split(shared, DataConfig(), 0)
+    assert not split(shared, DataConfig(split="images"), 0).open_set
+    assert len(split(shared, DataConfig(split="images", validation=0), 0).train) == 12  # its own split stays
+    by_class = split(shared, DataConfig(split="classes", validation=0), 0)
+    assert by_class.open_set and by_class.train.num_classes == by_class.test.num_classes == 1
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="no rows to train on, only test"):
+        split(table([0, 0], ["test", "test"]), DataConfig(), 0)
+    with pytest.raises(ConfigError, match="validation is a share"):
+        split(halves(8, 2, given=True), DataConfig(validation=1.5), 0)
+
+
+def test_without_test_rows() -> None:
+    parts = split(table([0, 0, 1, 1, 2, 2, 3, 3] * 3, ["train"] * 24), DataConfig(), 0)
+    assert parts.test is None and parts.val is not None
+    assert any("the validation rows are measured instead" in note for note in parts.notes)
