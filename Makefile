@@ -26,8 +26,8 @@ format: $(READY) ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-demo: $(READY) ## train three losses on digits and search digits they have never seen
-	@$(BIN)/python demo/digits.py
+demo: $(READY) ## train a small network on the embedded glyphs, and measure it on characters it has never seen
+	@$(BIN)/nearfar train
 
 bench-check: $(READY) ## compare the losses' speed with the stored ratios; on a quiet machine
 	$(BIN)/python -m benchmarks check
