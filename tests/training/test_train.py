@@ -83,6 +83,25 @@ def test_the_best_epoch_is_chosen_on_validation_classes(tmp_path: Path, monkeypa
     assert all(torch.equal(saved[name], value) for name, value in first["embedder"].items())
 
 
+def test_watching_the_test_rows_decides_nothing(tmp_path: Path) -> None:
+    watched, unwatched = short(tmp_path / "a", **{"evaluation.watch_test": True}), short(tmp_path / "b")
+    rows = [row for row in watched.curves if row["test recall@1"] is not None]
+    assert [row["epoch"] for row in rows] == [0, 1]
+    assert all(row["test recall@1"] is None for row in unwatched.curves)
+    assert (
+        watched.metrics["best"] == unwatched.metrics["best"] and watched.metrics["after"] == unwatched.metrics["after"]
+    )
+    best = next(row for row in rows if row["step"] == watched.metrics["best"]["step"])
+    assert best["test recall@1"] == pytest.approx(watched.metrics["after"]["recall@1"])
+
+
+def test_larger_images_in_evaluation(tmp_path: Path) -> None:
+    run = short(tmp_path / "run", test_size=24, epochs=1)
+    assert run.model().preprocess.size == 24 and run.config.data.size == 16
+    with pytest.raises(ConfigError, match="give data\\.size"):
+        train(TABLE, quiet=True, out=str(tmp_path / "no"), **{**SMALL, "size": None, "test_size": 24})
+
+
 def test_it_learns_unseen_characters(tmp_path: Path) -> None:
     """A tenth of the demo's budget: ten times the untrained network, on characters it has not seen."""
     table = glyphs(classes=400, per_class=8, cache=tmp_path)

@@ -35,7 +35,8 @@ def run(words: Sequence[str]) -> int:
 
     past = Run(taken["run"]) if "run" in taken else None
     config = past.config if past is not None else configuration(taken, options, positional[0] if positional else None)
-    summary, report, warnings = check_up(config, past)
+    summary, report = check_up(config, past)
+    warnings = report.warnings()
     print(summary)
     print(report.table())
     for warning in warnings:

@@ -4,13 +4,12 @@ import torch
 
 from nearfar.training.config import TrainConfig
 from nearfar.training.doctor import BatchReport, diagnose_batch
-from nearfar.training.recorder import concerns
 from nearfar.training.runs import Run
 from nearfar.training.train import prepare, start_head
 
 
-def check_up(config: TrainConfig, run: Run | None = None) -> tuple[str, BatchReport, list[str]]:
-    """A summary of the data, a report on its first batch, and what is wrong; with a run, by the run's model."""
+def check_up(config: TrainConfig, run: Run | None = None) -> tuple[str, BatchReport]:
+    """A summary of the data, and a report on its first batch; with a run, by the run's model."""
     with torch.random.fork_rng(devices=[]):
         prepared = prepare(config)
         embedder, parts = prepared.embedder, prepared.parts
@@ -26,4 +25,4 @@ def check_up(config: TrainConfig, run: Run | None = None) -> tuple[str, BatchRep
     lines = [parts.train.summary()]
     lines += [part.summary() for part in (parts.val, parts.test) if part is not None]
     summary = "\n".join([*lines, *(f"note: {note}" for note in parts.notes)])
-    return summary, report, concerns(report, prepared.config.loss)
+    return summary, report

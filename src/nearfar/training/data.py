@@ -49,18 +49,15 @@ def make_sampler(config: SamplerConfig, table: Table, seed: int, rank: int = 0, 
 def train_transform(data: DataConfig, preprocess: EvalTransform) -> TrainTransform:
     """Random images, normalised as the trunk wants them."""
     assert data.size is not None
-    return TrainTransform(
-        data.size,
+    return TrainTransform.like(
+        preprocess,
+        size=data.size,
         scale=data.crop_area if preprocess.crop else None,
         ratio=data.crop_ratio,
         flip=data.flip or 0.0,
         color=data.color,
         erase=data.erase,
         pad=data.pad or 0,
-        mean=preprocess.mean,
-        std=preprocess.std,
-        interpolation=preprocess.interpolation,
-        channels=preprocess.channels,
     )
 
 
@@ -72,8 +69,6 @@ class FeatureLoader:
     def __init__(self, features: Features, labels: np.ndarray[Any, Any], sampler: BatchSampler, seed: int):
         self.features, self.sampler, self.seed = features, sampler, seed
         self._labels = torch.from_numpy(labels)
-        self._there = np.ones(len(features), bool)
-        self._there[features.missing] = False
         self._next = self._progress = 0, 0  # epoch and batch
 
     def __len__(self) -> int:
@@ -83,17 +78,11 @@ class FeatureLoader:
         epoch, start = self._progress = self._next
         self._next = epoch, 0
         self.sampler.seek(epoch, start)
-        for number, chosen in enumerate(self.sampler, start + 1):
-            rows = np.asarray(chosen)
-            rows = rows[self._there[rows]]
+        batches = self.features.batches(sampler=self.sampler, seed=self.seed)
+        for number, (features, rows) in enumerate(batches, start + 1):
             self._progress = epoch, number
-            view: Any = 0
-            if self.features.views > 1:
-                rng = np.random.default_rng([self.seed, epoch, number, self.sampler.rank])
-                view = rng.integers(self.features.views, size=len(rows))
             if len(rows):
-                index = torch.from_numpy(rows)
-                yield Batch(torch.from_numpy(self.features.take(rows, view)), self._labels[index], index)
+                yield Batch(features, self._labels[rows], rows)
         self._next = self._progress = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:

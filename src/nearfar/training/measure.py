@@ -22,6 +22,8 @@ PROJECTED_AT_A_TIME = 4096
 class _Mirrored:
     """A transform, and then the mirror image."""
 
+    takes_any_image = True  # as the embedder's own does
+
     def __init__(self, transform: Any):
         self.transform = transform
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from nearfar.data import Table
-from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
-from nearfar.training.defaults import compares_samples
-from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.doctor import diagnose_batch
 from nearfar.training.learner import Learner, Step
 from nearfar.training.loggers import Loggers
 from nearfar.training.measure import embed, measure
@@ -81,7 +80,7 @@ class Recorder:
         if state["position"] == 0 or last:
             if last or state["epoch"] % self.config.evaluation.every == 0:
                 self.evaluate(learner)
-                self._consult(step)
+                self._consult(learner, step)
             self.save(learner)
         elif self._due(learner.done) or self.stopping:
             self.save(learner)
@@ -132,10 +131,9 @@ class Recorder:
         self.display.measured(self.stream.epoch + 1, learner.done, metrics, better)
         return metrics
 
-    def _consult(self, step: Step) -> None:
+    def _consult(self, learner: Learner, step: Step) -> None:
         """Warn, once each, of what the batch doctor sees in the last batch."""
-        report = diagnose_batch(step.embeddings.float().cpu(), step.labels.cpu())
-        for warning in concerns(report, self.config.loss):
+        for warning in diagnose_batch(step.embeddings.float(), step.labels, learner.loss).warnings():
             kind = re.sub(r"[\d.,]+", "", warning)  # the same with other numbers is no news
             if kind not in self._warned:
                 self._warned.add(kind)
@@ -163,12 +161,6 @@ class Recorder:
         self._curves.close()
         self.loggers.close()
         self.display.close()
-
-
-def concerns(report: BatchReport, losses: tuple[LossConfig, ...]) -> list[str]:
-    """What the batch doctor says that matters to these losses: without pairs, a batch needs none."""
-    pairs = any(map(compares_samples, losses))
-    return [warning for warning in report.warnings() if pairs or "the sampler pk" not in warning]
 
 
 def mean_similarities(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
