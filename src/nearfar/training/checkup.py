@@ -5,7 +5,8 @@ import torch
 from nearfar.training.config import TrainConfig
 from nearfar.training.doctor import BatchReport, diagnose_batch
 from nearfar.training.runs import Run
-from nearfar.training.train import prepare, start_head
+from nearfar.training.start import start
+from nearfar.training.train import prepare
 
 
 def check_up(config: TrainConfig, run: Run | None = None) -> tuple[str, BatchReport]:
@@ -14,7 +15,7 @@ def check_up(config: TrainConfig, run: Run | None = None) -> tuple[str, BatchRep
         prepared = prepare(config)
         embedder, parts = prepared.embedder, prepared.parts
         if run is None:
-            start_head(embedder, parts.train, prepared.config)
+            start(embedder, prepared.loss, parts.train, prepared.config)
         else:
             embedder.load_state_dict(run.model().state_dict())
         batch = next(iter(prepared.loader))

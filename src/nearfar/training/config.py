@@ -184,6 +184,11 @@ class TrainConfig:
         "one loss, or a sum such as 'ProxyAnchorLoss + 0.5 * CircleLoss'; default: ProxyAnchorLoss, for a "
         "network that starts at random MultiSimilarityLoss",
     )
+    class_start: Literal["random", "means"] | None = option(
+        None,
+        "where a loss's class vectors start; means: at the mean embeddings of their classes. Default: means where the "
+        "head starts from principal components",
+    )
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -67,6 +67,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         sampler=_sampler(config, losses, train),
         model=model,
         loss=losses,
+        class_start=config.class_start or ("random" if model.head_start == "random" else "means"),
         optimiser=optimiser,
         epochs=config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20),
     )

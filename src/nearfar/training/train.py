@@ -2,7 +2,7 @@
 
 data ──► splits.py      rows to train on, to choose by, to test
      ──► defaults.py    what the configuration leaves open
-     ──► build.py       the embedder and the loss;  checks.py: refusals
+     ──► build.py       the embedder and the loss;  checks.py: refusals;  start.py: where both start
      ──► learner.py     steps, under Lightning;  recorder.py: curves, validation, checkpoints
      ──► finish.py      the best model, measured on the test rows, with its threshold
 """
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
@@ -26,7 +25,7 @@ from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_parameters
 from nearfar.training.config import TrainConfig
-from nearfar.training.data import FeatureLoader, Stream, cached_features, make_loader
+from nearfar.training.data import FeatureLoader, Stream, make_loader
 from nearfar.training.defaults import resolve, with_images_of
 from nearfar.training.finish import finish, measure_before
 from nearfar.training.learner import Learner, make_optimisation
@@ -36,8 +35,7 @@ from nearfar.training.progress import Display
 from nearfar.training.recorder import Recorder, stopped_by_signals
 from nearfar.training.runs import Run, RunError, new_folder
 from nearfar.training.splits import Parts, split
-
-HEAD_START_IMAGES = 5_000  # whose principal components start the head
+from nearfar.training.start import start
 
 
 class StoppedError(RuntimeError):
@@ -142,7 +140,7 @@ def _run(run: Run, prepared: Prepared, display: Display, rank: int) -> Run:
     embedder.to(device)
     state = run.load_checkpoint("last") if run.has_checkpoint("last") else None
     if state is None:
-        start_head(embedder, parts.train, config)
+        start(embedder, prepared.loss, parts.train, config)
         if rank == 0 and "before" not in run.metrics:
             display.note(f"{run.folder}: {prepared.total_steps:,} steps; measuring the model as it starts")
             run.write_metrics({"before": measure_before(embedder, parts, config)})
@@ -213,23 +211,6 @@ def kept(run: Run) -> str:
         return f"No checkpoint was written yet; {run.folder} can be deleted."
     step = run.load_checkpoint("last")["step"]
     return f"The last good state, of step {step:,}, is kept in {run.folder / 'checkpoints' / 'last.pt'}."
-
-
-def start_head(embedder: Embedder, train: Table, config: TrainConfig) -> None:
-    """Where the head starts from principal components, find them."""
-    if bool(embedder.head_is_fitted):
-        return
-    rows = np.arange(len(train))
-    if len(rows) > HEAD_START_IMAGES:
-        rows = np.sort(np.random.default_rng(config.seed).permutation(rows)[:HEAD_START_IMAGES])
-    chosen = train.select(rows)
-    if config.model.freeze:
-        features = cached_features(embedder, chosen, config)
-        embedder.fit_head(features[np.setdiff1d(np.arange(len(chosen)), features.missing)])
-    else:
-        images: Any = chosen.images
-        found = embedder.embed(images, output="features", max_broken=config.data.max_broken)
-        embedder.fit_head(found.to(next(embedder.parameters()).device))
 
 
 def make_trainer(config: TrainConfig, steps: int) -> Any:

@@ -1,0 +1,87 @@
+"""Where a run starts: the head at principal components of the features, class vectors at the means of their classes.
+
+Class vectors that start at random first push all samples away, and what the trunk and a fitted head know is lost on the
+way; from the means, the first step already improves on the features.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from nearfar.data import Table
+from nearfar.losses import Loss
+from nearfar.models import Embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.data import cached_features
+
+IMAGES = 10_000  # that are looked at, at most
+APART = 0.1  # between the vectors of one class, where it has several
+
+
+def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig) -> None:
+    """Fit what the configuration wants fitted to the training images."""
+    fits_head, means = not bool(embedder.head_is_fitted), config.class_start == "means" and any(_class_losses(loss))
+    if not (fits_head or means):
+        return
+    rows = np.arange(len(train))
+    if len(rows) > IMAGES:
+        rows = np.sort(np.random.default_rng(config.seed).permutation(rows)[:IMAGES])
+    chosen = train.select(rows)
+    features = _features(embedder, chosen, config)
+    there = ~features.isnan().any(1)  # without broken images
+    features, labels = features[there], torch.from_numpy(np.asarray(chosen.labels))[there]
+    if fits_head:
+        embedder.fit_head(features)
+    if means:
+        start_classes(loss, _projected(embedder, features), labels)
+
+
+def _features(embedder: Embedder, table: Table, config: TrainConfig) -> Tensor:
+    device = next(embedder.parameters()).device
+    if config.model.freeze:
+        cached = cached_features(embedder, table, config)
+        found = np.full(cached.shape, np.nan, np.float32)
+        there = np.setdiff1d(np.arange(len(cached)), cached.missing)
+        found[there] = cached.take(there)
+        return torch.from_numpy(found).to(device)
+    images: Any = table.images
+    return embedder.embed(images, output="features", max_broken=config.data.max_broken).to(device)
+
+
+@torch.no_grad()
+def _projected(embedder: Embedder, features: Tensor) -> Tensor:
+    was_training = embedder.training
+    embedder.eval()
+    try:
+        return embedder.project(features)
+    finally:
+        embedder.train(was_training)
+
+
+def _class_losses(loss: nn.Module) -> list[Loss]:
+    """Those parts of a loss that own class vectors."""
+    return [part for part in loss.modules() if isinstance(part, Loss) and part.weight is not None]
+
+
+@torch.no_grad()
+def start_classes(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> None:
+    """Turn every class vector to the mean of its class's embeddings (N, D). Lengths stay, and so do vectors of classes
+    without any.
+
+    Where a class has several vectors, they lie about its mean, each by a tenth where it was.
+    """
+    for part in _class_losses(loss):
+        weight, k = part.weight, part.vectors_per_class
+        assert weight is not None
+        if weight.shape[1] != embeddings.shape[1]:
+            continue
+        unit, index = normalize(embeddings).to(weight), labels.to(weight.device)
+        means = normalize(weight.new_zeros(len(weight) // k, weight.shape[1]).index_add_(0, index, unit))
+        seen = torch.bincount(index, minlength=len(means)).repeat_interleave(k)[:, None] > 0
+        direction = means.repeat_interleave(k, 0)
+        if k > 1:
+            direction = normalize(direction + APART * normalize(weight))
+        weight.copy_(torch.where(seen, direction * weight.norm(dim=1, keepdim=True), weight))
