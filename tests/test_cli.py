@@ -45,6 +45,16 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 2
 
 
+def test_a_reader_that_stops_reading() -> None:
+    """As in `nearfar losses | head -1`."""
+    command = [sys.executable, "-c", "from nearfar.cli import main; raise SystemExit(main(['losses']))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 0
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(f"nearfar.commands.{name}")
         code: int = module.run(words[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ImportError, RuntimeError) as error:  # what a user can mend; a bug shows its traceback
         if not _explains_itself(error):
             raise
