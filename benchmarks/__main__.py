@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks losses | tables | check | reranking | extraction | loading | training`."""
+"""The command line: `python -m benchmarks COMMAND`; `--help` lists the commands."""
 
 import argparse
 import sys
@@ -75,6 +75,9 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
     training.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/training.csv")
 
+    finetuning = commands.add_parser("finetuning", help="curves of runs on CUB's unseen classes, for docs/training.md")
+    finetuning.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="whose epochs are kept first")
+
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
     return top
@@ -145,6 +148,10 @@ def main(arguments: list[str] | None = None) -> int:
         standard = options.steps == 100 and options.rounds == 5
         training.measure(options.steps, options.rounds, options.out or (training.CSV if standard else None))
         return 0
+    if options.command == "finetuning":
+        from benchmarks import finetuning  # matplotlib and lightning are needed here alone
+
+        return finetuning.measure(options.runs)
     if options.command == "evaluation":
         return retrieval(options)
     if options.command == "check":
