@@ -1,6 +1,7 @@
-"""The end of a run: the best model, its threshold, and what it is worth on the test rows."""
+"""The end of a run: the best model, its threshold, what it is worth on the test rows, and the report."""
 
 import time
+import warnings
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,7 @@ from nearfar.data import Table
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.learner import Learner
-from nearfar.training.measure import embed, measure, threshold_for
+from nearfar.training.measure import Floats, embed, measure, threshold_for
 from nearfar.training.progress import Display, print_table
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts
@@ -53,7 +54,8 @@ def finish(
     after: dict[str, float] = {}
     if table is not None:
         display.note(f"measuring the {'best' if best else 'last'} model on {len(table):,} images")
-        after = numbers(measure(embed(embedder, table, config), table, config.evaluation.ks))
+        embeddings = embed(embedder, table, config)
+        after = numbers(measure(embeddings, table, config.evaluation.ks))
     run.write_metrics(
         {
             "after": after,
@@ -66,8 +68,24 @@ def finish(
             "test_seconds": round(time.monotonic() - began, 3),
         }
     )
+    if table is not None:
+        write_report(run, embeddings, table, config)
     if not display.quiet:
         report(run, note)
+
+
+def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig) -> None:
+    """Leave report.html in the run. It is the last thing done and can be done again: its failure fails no run."""
+    try:
+        from nearfar.report.run import write_run_report
+
+        write_run_report(run.folder, embeddings, table, seed=config.seed)
+    except Exception as error:
+        warnings.warn(
+            f"the run is whole, but its report could not be written: {error!r}. To try again: "
+            f"nearfar report {run.folder}",
+            stacklevel=2,
+        )
 
 
 def _take_average(embedder: nn.Module, learner: Learner) -> None:
@@ -109,6 +127,8 @@ def report(run: Run, note: str = "") -> None:
     if note:
         print(note)
     print(f"trained {metrics['steps']:,} steps in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
+    if (run.folder / "report.html").is_file():
+        print(f"look at it:            {run.folder / 'report.html'}")
     print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
     print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
     print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed("photos")')

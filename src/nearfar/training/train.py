@@ -30,6 +30,7 @@ from nearfar.training.defaults import resolve, with_images_of
 from nearfar.training.finish import finish, measure_before
 from nearfar.training.learner import Learner, make_optimisation
 from nearfar.training.loggers import Loggers, check_installed
+from nearfar.training.memory import freed_memory_kept
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.progress import Display
 from nearfar.training.recorder import Recorder, stopped_by_signals
@@ -155,7 +156,11 @@ def _run(run: Run, prepared: Prepared, display: Display, rank: int) -> Run:
             learner.resume(state)
         if left:
             display.start(prepared.total_steps, learner.done)
-            with stopped_by_signals(lambda: setattr(recorder, "stopping", True)), _without_chatter():
+            with (
+                stopped_by_signals(lambda: setattr(recorder, "stopping", True)),
+                freed_memory_kept(device.type),
+                _without_chatter(),
+            ):
                 trainer.fit(learner, recorder.stream)
     except SIGTERMException:
         pass  # Lightning leaves so, after the recorder has saved
