@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "data": {"data", "imaging"},
     "models": {"models", "imaging"},
     "evaluation": {"evaluation"},
+    "report": {"report", "data", "evaluation", "imaging", "losses"},
 }
 
 

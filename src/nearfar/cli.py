@@ -10,7 +10,9 @@ import nearfar
 
 COMMANDS = {
     "train": "train an embedding on a data set, and measure it on unseen classes",
+    "compare": "which loss is best on a data set, decided fairly",
     "evaluate": "measure a trained run, on its own test rows or on other data",
+    "report": "write the report of a run anew: report.html, to be opened in a browser",
     "doctor": "look at a data set and at one batch of it: what would go wrong in training",
     "losses": "list the losses, or show one of them",
     "recipes": "list the papers' protocols, for nearfar train --recipe",

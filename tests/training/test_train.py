@@ -47,6 +47,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     run = short(tmp_path / "run", loss="CircleLoss + 0.5 * ArcFaceLoss")
     assert run.finished and isinstance(run, Run)
     files = {"config.yaml", "model.safetensors", "metrics.json", "curves.csv", "checkpoints", "environment.json"}
+    files.add("report.html")
     assert {path.name for path in run.folder.iterdir()} == files
     assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
     assert json.loads((run.folder / "environment.json").read_text())["nearfar"] == nearfar.__version__

@@ -4,6 +4,7 @@
     model.safetensors    the best model, with its label names and its calibrated threshold
     metrics.json         before and after, on the test classes; the best epoch; times
     curves.csv           loss, similarities, rates and validation metrics by step
+    report.html          a page to look at: curves, similarities, best and worst queries, a map of the embedding
     checkpoints/         last.pt, from which `nearfar train --resume` goes on, and best.pt
     environment.json     versions and machine
 

@@ -1,0 +1,24 @@
+"""`nearfar report`."""
+
+import argparse
+from collections.abc import Sequence
+
+
+def run(words: Sequence[str]) -> int:
+    """Write the report of a run anew."""
+    parser = argparse.ArgumentParser(
+        prog="nearfar report", description="Write report.html of a run anew, from its files, its model and its data."
+    )
+    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    options = parser.parse_args(words)
+    from nearfar.report.run import write_run_report
+    from nearfar.training.evaluate import rows_of
+    from nearfar.training.measure import embed
+    from nearfar.training.runs import Run
+
+    found = Run(options.run)
+    model = found.model(options.device)
+    table = rows_of(found.config, None)
+    print(write_run_report(found.folder, embed(model, table, found.config), table, seed=found.config.seed))
+    return 0

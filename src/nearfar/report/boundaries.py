@@ -1,0 +1,140 @@
+"""Where a loss draws the line between a negative's similarity s_n and a positive's s_p.
+
+For losses of the form act(f_p(s_p) + f_n(s_n)) it is where the sum is zero: below it the loss pulls hard, above it is
+nearly content. Losses that judge each side alone have a corner.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+POINTS = 801
+_S = np.linspace(-1.0, 1.0, POINTS)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Lines (s_n, s_p) within [-1, 1], the formula in words, and the lowest similarity a drawing of it should show."""
+
+    loss: str
+    lines: tuple[tuple[Floats, Floats], ...]
+    formula: str
+    corner: float
+
+
+def boundary(loss: str, arguments: Mapping[str, Any]) -> Boundary | None:
+    """The boundary of a loss with all its arguments given; None if it has none in this plane.
+
+    >>> found = boundary("AMSoftmaxLoss", {"margin": 0.35, "scale": 30.0})
+    >>> found.formula
+    's_p = s_n + 0.35'
+    """
+    make = _KINDS.get(loss)
+    return None if make is None else make(loss, arguments)
+
+
+def _line(loss: str, s_p: Floats, formula: str) -> Boundary:
+    """From s_p as a function of s_n."""
+    with np.errstate(invalid="ignore"):
+        inside = np.abs(s_p) <= 1
+    x, y = _S[inside], s_p[inside]
+    return Boundary(loss, ((x, y),), formula, 0.0)
+
+
+def _shift(margin: float) -> Callable[[str, Mapping[str, Any]], Boundary]:
+    """s_p = s_n + margin."""
+    return lambda loss, given: _line(loss, _S + margin, "s_p = s_n" + (f" + {margin:g}" if margin else ""))
+
+
+def _shift_by(name: str) -> Callable[[str, Mapping[str, Any]], Boundary]:
+    return lambda loss, given: _shift(float(given[name]))(loss, given)
+
+
+def _circle(loss: str, given: Mapping[str, Any]) -> Boundary:
+    """[s_n - O_n]₊(s_n - Δ_n) = [O_p - s_p]₊(s_p - Δ_p), its lower branch: the circle of the paper by default."""
+    m = float(given["m"])
+    own = {"O_p": 1 + m, "O_n": -m, "delta_p": 1 - m, "delta_n": m}
+    O_p, O_n, delta_p, delta_n = (own[key] if given.get(key) is None else float(given[key]) for key in own)
+    pull = np.maximum(_S - O_n, 0) * (_S - delta_n)
+    middle, half = (O_p + delta_p) / 2, (O_p - delta_p) / 2
+    with np.errstate(invalid="ignore"):
+        s_p = middle - np.sqrt(half**2 - pull)
+    usual = all(given.get(key) is None for key in own)
+    formula = f"s_n² + (1 − s_p)² = 2 · {m:g}²" if usual else "[s_n − O_n]₊(s_n − Δ_n) = [O_p − s_p]₊(s_p − Δ_p)"
+    return _line(loss, s_p, formula)
+
+
+def _angle(loss: str, multiplier: float, added: float, taken: float) -> Boundary:
+    """s_n = cos(multiplier θ_p + added) - taken, as far as that falls with θ_p."""
+    theta = np.arccos(_S)
+    turned = multiplier * theta + added
+    s_n = np.cos(turned) - taken
+    inside = (turned >= 0) & (turned <= math.pi) & (np.abs(s_n) <= 1)
+    shown = f"{multiplier:g}θ_p" if multiplier != 1 else "θ_p"
+    sign = "+" if added >= 0 else "−"
+    formula = f"s_n = cos({shown} {sign} {abs(added):.4g})" + (f" − {taken:g}" if taken else "")
+    return Boundary(loss, ((s_n[inside], _S[inside]),), formula, 0.0)
+
+
+def _triplet(loss: str, given: Mapping[str, Any]) -> Boundary:
+    """d_p = d_n - margin."""
+    margin, kind = float(given["margin"]), given["distance"]
+    if kind == "l2":
+        distance = np.sqrt(2 - 2 * _S) - margin
+        s_p = np.where(distance >= 0, 1 - distance**2 / 2, np.nan)
+    else:
+        s_p = _S + margin / (2 if kind == "squared_l2" else 1)
+    return _line(loss, s_p, f"d_p = d_n − {margin:g} ({str(kind).replace('_', ' ')} distance)")
+
+
+def _corner(loss: str, s_n: float, s_p: float) -> Boundary:
+    """s_n at most, s_p at least."""
+    lines = ((np.array([-1.0, s_n]), np.array([s_p, s_p])), (np.array([s_n, s_n]), np.array([s_p, 1.0])))
+    return Boundary(loss, lines, f"s_p ≥ {s_p:.4g} and s_n ≤ {s_n:.4g}", min(s_n, s_p))
+
+
+def _contrastive(loss: str, given: Mapping[str, Any]) -> Boundary:
+    s_p, s_n = (_similarity(float(given[name]), given["distance"]) for name in ("pos_margin", "neg_margin"))
+    return _corner(loss, s_n, s_p)
+
+
+def _margin(loss: str, given: Mapping[str, Any]) -> Boundary | None:
+    if given["learn_beta"]:
+        return None  # it moves
+    beta, margin = float(given["beta"]), float(given["margin"])
+    return _corner(loss, _similarity(beta + margin, "l2"), _similarity(beta - margin, "l2"))
+
+
+def _similarity(distance: float, kind: str) -> float:
+    """Of unit vectors at a distance."""
+    return 1 - {"l2": distance**2 / 2, "squared_l2": distance / 2, "cosine": distance}[kind]
+
+
+_KINDS: dict[str, Callable[[str, Mapping[str, Any]], Boundary | None]] = {
+    "CircleLoss": _circle,
+    "UnifiedLoss": _shift_by("m"),
+    "AMSoftmaxLoss": _shift_by("margin"),
+    "CosFaceLoss": _shift_by("margin"),
+    "SoftTripleLoss": _shift_by("margin"),
+    "NormFaceLoss": _shift(0.0),
+    "NormalizedSoftmaxLoss": _shift(0.0),
+    "ProxyNCALoss": _shift(0.0),
+    "NTXentLoss": _shift(0.0),
+    "ArcFaceLoss": lambda loss, given: _angle(loss, 1, float(given["margin"]), 0),
+    "SubCenterArcFaceLoss": lambda loss, given: _angle(loss, 1, float(given["margin"]), 0),
+    "TupletMarginLoss": lambda loss, given: _angle(loss, 1, -float(given["margin"]), 0),
+    "CombinedMarginLoss": lambda loss, given: _angle(loss, float(given["m1"]), float(given["m2"]), float(given["m3"])),
+    "TripletMarginLoss": _triplet,
+    "ContrastiveLoss": _contrastive,
+    "MarginLoss": _margin,
+    "MultiSimilarityLoss": lambda loss, given: _corner(loss, float(given["base"]), float(given["base"])),
+    "ProxyAnchorLoss": lambda loss, given: _corner(loss, -float(given["margin"]), float(given["margin"])),
+    "ThresholdConsistentMarginLoss": lambda loss, given: _corner(
+        loss, float(given["margin_minus"]), float(given["margin_plus"])
+    ),
+}
