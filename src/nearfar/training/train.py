@@ -159,7 +159,7 @@ def _run(run: Run, prepared: Prepared, display: Display, rank: int) -> Run:
             with (
                 stopped_by_signals(lambda: setattr(recorder, "stopping", True)),
                 freed_memory_kept(device.type),
-                _without_chatter(),
+                without_chatter(),
             ):
                 trainer.fit(learner, recorder.stream)
     except SIGTERMException:
@@ -225,7 +225,7 @@ def make_trainer(config: TrainConfig, steps: int) -> Any:
     strategy = "auto"
     if config.devices > 1:
         strategy = "ddp_find_unused_parameters_true" if config.model.warmup_epochs else "ddp"
-    with _without_chatter():
+    with without_chatter():
         return Trainer(
             accelerator=config.accelerator,
             devices=config.devices,
@@ -242,7 +242,7 @@ def make_trainer(config: TrainConfig, steps: int) -> Any:
 
 
 @contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
+def without_chatter() -> Iterator[None]:
     """Lightning's advice is for those who call it themselves: batch normalisation is frozen on purpose here."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
     levels = {name: logging.getLogger(name).level for name in names}

@@ -1,0 +1,100 @@
+"""What a comparison leaves in its folder.
+
+compare.yaml         what was compared, and with what effort
+journal.jsonl        every training of the search, as it came; what a comparison goes on from
+trials.csv           every setting that was tried
+leaderboard.csv      one line for each contestant
+leaderboard.json     the same with all pairs of contestants; written last
+queries.npz          the metrics of every query, contestant and seed
+settings/LOSS.yaml   the best setting of each loss, for `nearfar train --config`
+runs/LOSS-SEED/      runs of the best settings; the winner's holds its model
+report.html          all this to look at
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.compare.leaderboard import Leaderboard
+from nearfar.compare.look import METRICS, Look
+from nearfar.compare.retrain import slug
+from nearfar.compare.search import Found, Trial
+from nearfar.training.config import TrainConfig
+from nearfar.training.options import to_yaml
+from nearfar.training.runs import replacing
+
+
+def write_trials(found: Found, path: Path) -> None:
+    """Every setting that was tried, and what it came to on every fold; an empty place for those it was spared."""
+    trials = [trial for group in found.trials.values() for trial in group]
+    folds = max(len(trial.outcomes) for trial in trials)
+    names = list(dict.fromkeys(name for trial in trials for name in trial.setting))
+    header = ["loss", "trial", "state", "mean", *(f"fold {i + 1}" for i in range(folds)), *names, "seconds", "diverged"]
+    _write_csv(path, header, [_trial_line(trial, folds, names) for trial in trials])
+
+
+def _trial_line(trial: Trial, folds: int, names: list[str]) -> list[Any]:
+    values = [outcome.value for outcome in trial.outcomes]
+    return [
+        trial.loss,
+        trial.number,
+        "pruned" if trial.pruned else "complete",
+        trial.value,
+        *values,
+        *[""] * (folds - len(values)),
+        *(trial.setting.get(name, "") for name in names),
+        round(trial.seconds, 3),
+        any(outcome.diverged for outcome in trial.outcomes),
+    ]
+
+
+def write_leaderboard(board: Leaderboard, path: Path) -> None:
+    """One line for each contestant, in order."""
+    header = ["rank", "name", "verdict"]
+    for metric in METRICS:
+        header += [metric, f"{metric} seeds ±", f"{metric} queries low", f"{metric} queries high"]
+    header += ["validation", "seconds per step", "peak MB", "setting", "not significantly different from"]
+    lines = []
+    for place, row in enumerate(board.rows, 1):
+        line: list[Any] = [place, row.name, board.verdict(row.name)]
+        for mean in (row.metrics[metric] for metric in METRICS):
+            line += [mean.value, "" if math.isnan(mean.seeds) else mean.seeds, mean.low, mean.high]
+        line += ["" if value is None else value for value in (row.validation, row.step_seconds)]
+        line += ["" if row.peak_bytes is None else round(row.peak_bytes / 1e6)]
+        line += ["" if row.setting is None else json.dumps(row.setting), "; ".join(board.equals(row.name))]
+        lines.append(line)
+    _write_csv(path, header, lines)
+
+
+def write_queries(seen: Look, path: Path) -> None:
+    """NAME METRIC: (seeds, queries)."""
+    arrays: dict[str, Any] = {
+        f"{name} {metric}": values[metric].astype(np.float32)
+        for name, values in seen.values.items()
+        for metric in METRICS
+    }
+    with replacing(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def write_settings(configs: Mapping[str, TrainConfig], folder: Path) -> None:
+    """The best setting of each loss; `nearfar train --config` trains with it."""
+    for name, config in configs.items():
+        with replacing(folder / f"{slug(name)}.yaml") as file:
+            file.write(to_yaml(replace(config, out=None)).encode())
+
+
+def _write_csv(path: Path, header: list[str], lines: list[list[Any]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(header)
+    writer.writerows(lines)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())

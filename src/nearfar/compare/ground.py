@@ -1,0 +1,183 @@
+"""What all losses share: the rows, the folds, the features, the batches, and the head as it starts.
+
+The test rows are set apart first, and are in nothing that is made here.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nearfar.data import Features, Loader, Table
+from nearfar.models import Embedder
+from nearfar.training.build import build_embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.data import FeatureLoader, cached_features, make_loader, make_sampler, train_transform
+from nearfar.training.defaults import is_glyphs, resolve, with_images_of
+from nearfar.training.measure import embed, measure
+from nearfar.training.options import ConfigError
+from nearfar.training.splits import split
+from nearfar.training.start import IMAGES, start
+from nearfar.training.train import make_trainer
+
+FROZEN_BATCH = 128
+FROZEN_STEPS = 300  # about, in a training on cached features
+MOST_EPOCHS, FEWEST_EPOCHS = 200, 8
+LOOKS = 10  # at the validation classes in a training
+GLYPHS_BACKBONE, GLYPHS_SIZE = "efficientnet-lite0", 64  # pretrained; the glyphs' own network starts at random
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that may be seen before the end, and those that may not. Both number their classes on their own."""
+
+    seen: Table
+    test: Table
+    notes: tuple[str, ...]
+
+
+def set_apart(table: Table, config: TrainConfig, folds: int) -> Rows:
+    """Put the test rows aside."""
+    if table.images is None:
+        raise ConfigError(f"{table.name} has no images, only features: a comparison needs images")
+    parts = split(table, replace(config.data, validation=0.0), config.seed)
+    if not parts.open_set:
+        raise ConfigError(
+            f"a comparison judges losses on classes that they were not trained on, but the split of {table.name} tests "
+            "known ones: --split classes tests others, if there are enough of them"
+        )
+    if parts.test is None:
+        raise ConfigError(f"{table.name} has no test rows, and a comparison ends with a look at them")
+    classes = parts.train.num_classes
+    if classes < 2 * folds:
+        raise ConfigError(
+            f"{table.name} has {classes} classes to train on, and {folds} folds need {2 * folds}, two to validate on "
+            "in each: choose fewer --folds, or more data"
+        )
+    seen = parts.train if parts.val is None else table.split("train", "val")
+    return Rows(seen, parts.test, tuple(note for note in parts.notes if not note.startswith("no validation")))
+
+
+def shared_config(config: TrainConfig, folds: list[Table]) -> TrainConfig:
+    """The configuration with everything chosen that is the same for all losses; only the loss is left open.
+
+    It is chosen for the smallest fold, so that the batches are the same on all of them and in the end.
+    """
+    train = min((fold.split("train") for fold in folds), key=lambda rows: (rows.num_classes, len(rows)))
+    frozen, sampler = config.model.freeze, config.sampler
+    if frozen and is_glyphs(train) and config.model.backbone is None:
+        config = replace(
+            config,
+            model=replace(config.model, backbone=GLYPHS_BACKBONE),
+            data=replace(config.data, size=config.data.size or GLYPHS_SIZE),
+        )
+    if sampler.kind == "auto":
+        sampler = replace(sampler, kind="pk")  # which suits all losses; batches of their own would favour some
+    if frozen and sampler.batch_size is None and sampler.p is None:
+        sampler = replace(sampler, batch_size=FROZEN_BATCH)
+    resolved = resolve(replace(config, sampler=sampler), train)
+    assert resolved.epochs is not None and resolved.sampler.batch_size is not None
+    epochs = resolved.epochs
+    if frozen and config.epochs is None:
+        wanted = math.ceil(FROZEN_STEPS / max(1, len(train) // resolved.sampler.batch_size))
+        epochs = min(max(wanted, FEWEST_EPOCHS), MOST_EPOCHS)
+    evaluation = resolved.evaluation
+    if evaluation.every == 1:
+        evaluation = replace(evaluation, every=max(1, round(epochs / LOOKS)))
+    return replace(resolved, loss=(), epochs=epochs, evaluation=evaluation)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Rows to train on and rows of other classes to validate on, and the model as it starts there."""
+
+    train: Table
+    val: Table
+    start: dict[str, Tensor]
+    features: Features | None  # of the training rows
+    val_features: Tensor | None
+    class_start: tuple[Tensor, Tensor] | None  # embeddings and labels whose means class vectors start at
+    start_value: float  # of the metric, before any step
+
+
+class Ground:
+    """Everything that the trials of all losses share, made once.
+
+    Args:
+        config: shared; what it leaves open is chosen.
+        seen: no test row is in it.
+        folds: how many.
+    """
+
+    def __init__(self, config: TrainConfig, seen: Table, folds: int):
+        tables = list(seen.folds(folds, seed=config.seed))
+        config = shared_config(config, tables)
+        torch.manual_seed(config.seed)
+        self.embedder = build_embedder(config)
+        self.config = with_images_of(config, self.embedder)
+        self.device = make_trainer(self.config, 1).strategy.root_device
+        self.embedder.to(self.device)
+        begin = {name: value.clone() for name, value in self.embedder.state_dict().items()}
+        self.folds = [self._fold(table, begin) for table in tables]
+
+    @property
+    def metric(self) -> str:
+        """By which settings are judged."""
+        return self.config.evaluation.metric
+
+    def _fold(self, table: Table, begin: dict[str, Tensor]) -> Fold:
+        train, val = table.split("train"), table.split("val")
+        self.embedder.load_state_dict(begin)
+        start(self.embedder, nn.Identity(), train, self.config)  # the head; class vectors are the losses'
+        state = self.embedder.state_dict()
+        # The trunk starts the same on all folds: it is kept once.
+        own = {name: begin[name] if name.startswith("trunk.") else value.clone() for name, value in state.items()}
+        features = val_features = None
+        if self.config.model.freeze:
+            views = train_transform(self.config.data, self.embedder.preprocess) if self.config.model.views > 1 else None
+            features = cached_features(self.embedder, train, self.config, views)
+            if not self.config.evaluation.flip:
+                found = cached_features(self.embedder, val, self.config)
+                there = np.setdiff1d(np.arange(len(found)), found.missing)
+                val = val.select(there)
+                val_features = torch.from_numpy(found.take(there)).to(self.device)
+        fold = Fold(train, val, own, features, val_features, self._class_start(train), 0.0)
+        return replace(fold, start_value=self.validate(fold))
+
+    def _class_start(self, train: Table) -> tuple[Tensor, Tensor] | None:
+        """Embeddings of training rows by the model as it starts, as many as `nearfar train` looks at."""
+        if self.config.class_start != "means":
+            return None
+        rows = np.random.default_rng(self.config.seed).permutation(len(train))[:IMAGES]
+        embeddings = torch.from_numpy(embed(self.embedder, train.select(rows), self.config))
+        there = ~embeddings.isnan().any(1)
+        return embeddings[there].to(self.device), torch.from_numpy(train.labels[rows])[there]
+
+    def begin(self, fold: Fold) -> Embedder:
+        """The model as it starts on a fold. It is always the same one, set back."""
+        self.embedder.load_state_dict(fold.start)
+        return self.embedder
+
+    def loader(self, fold: Fold) -> Loader | FeatureLoader:
+        """Training batches, the same for every loss."""
+        if fold.features is None:
+            return make_loader(self.config, fold.train, self.embedder)
+        sampler = make_sampler(self.config.sampler, fold.train, self.config.seed)
+        return FeatureLoader(fold.features, fold.train.labels, sampler, self.config.seed)
+
+    def validate(self, fold: Fold) -> float:
+        """The metric of the model as it is now, on the validation rows; NaN if the embeddings are not numbers."""
+        if fold.val_features is None:
+            embeddings = embed(self.embedder, fold.val, self.config)
+        else:
+            was_training = self.embedder.training
+            self.embedder.eval()
+            with torch.inference_mode():
+                embeddings = self.embedder.project(fold.val_features).float().cpu().numpy()
+            self.embedder.train(was_training)
+            if not np.isfinite(embeddings).all():
+                return math.nan
+        value: float = measure(embeddings, fold.val, self.config.evaluation.ks).get(self.metric, math.nan)
+        return value

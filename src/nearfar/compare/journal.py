@@ -1,0 +1,46 @@
+"""`Journal`: what was found, on the disk as soon as it is found.
+
+A comparison that goes on after a kill runs the same search from its beginning, and what the journal has is not computed
+again. So it ends as it would have ended uninterrupted: nothing but the time passes through other hands.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Entries by key, one line of JSON each, appended and flushed to the disk. A line cut off by a kill is dropped."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._entries: dict[str, dict[str, Any]] = {}
+        text = path.read_bytes() if path.is_file() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        for line in whole.decode().splitlines():
+            entry = json.loads(line)
+            self._entries[entry["key"]] = entry
+        if len(whole) < len(text):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The entry of that key, if there is one."""
+        return self._entries.get(key)
+
+    def add(self, key: str, **values: Any) -> dict[str, Any]:
+        """Keep an entry."""
+        if key in self._entries:
+            raise ValueError(f"the journal has {key} already")
+        entry = {"key": key, **values}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._entries[key] = entry
+        return entry

@@ -1,0 +1,144 @@
+"""The leaderboard: contestants in order, what is known of each, and which of them differ."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.compare.look import FEATURES, METRICS, PRINCIPAL, Look
+from nearfar.compare.search import Found
+from nearfar.compare.statistics import Mean, Pair, all_pairs, summary
+from nearfar.training.options import ConfigError
+
+FILE = "leaderboard.json"
+FORMAT = 1
+RANKED_BY = METRICS[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contestant. Of baselines, what belongs to a search is None.
+
+    `validation` is the mean over the folds of its best setting; `step_seconds` the median time of a step: forward,
+    backward, optimiser; `peak_bytes` the most memory while it was trained.
+    """
+
+    name: str
+    baseline: bool
+    metrics: Mapping[str, Mean]
+    validation: float | None = None
+    setting: Mapping[str, float] | None = None
+    step_seconds: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The result of a comparison, best first. `facts` say what was compared: data, images, trials, folds, seeds.
+
+    `run` is the folder of the winner's run, and `folder` that of the comparison.
+    """
+
+    rows: tuple[Row, ...]
+    pairs: tuple[Pair, ...]
+    facts: Mapping[str, Any]
+    run: str
+    folder: Path
+
+    @property
+    def winner(self) -> str:
+        """The best loss."""
+        return next(row.name for row in self.rows if not row.baseline)
+
+    def pair(self, first: str, second: str) -> Pair:
+        """Their difference, as second − first or the other way round."""
+        for pair in self.pairs:
+            if {pair.first, pair.second} == {first, second}:
+                return pair
+        raise KeyError(f"{first} and {second} were not compared")
+
+    def equals(self, name: str) -> list[str]:
+        """Those whose difference from it is not significant."""
+        same = {n for pair in self._pairs_of(name) if not pair.significant for n in (pair.first, pair.second)}
+        return [row.name for row in self.rows if row.name in same - {name}]
+
+    def _pairs_of(self, name: str) -> list[Pair]:
+        return [pair for pair in self.pairs if name in (pair.first, pair.second)]
+
+    def verdict(self, name: str) -> str:
+        """How a loss stands to the baselines, in words."""
+        own = {row.name: row.metrics[RANKED_BY].value for row in self.rows}
+        baselines = [row.name for row in self.rows if row.baseline]
+        if name in baselines:
+            return "baseline"
+        for rival in baselines:  # the best first
+            if not self.pair(name, rival).significant:
+                return f"not better than {rival}" if own[name] <= own[rival] else f"not surely better than {rival}"
+            if own[name] < own[rival]:
+                return f"worse than {rival}"
+        return "beats the baselines"
+
+
+def make_leaderboard(found: Found, seen_by: Look, facts: Mapping[str, Any], run: str, folder: Path) -> Leaderboard:
+    """Order the contestants by their mean on the test classes."""
+    rows = []
+    for name, values in seen_by.values.items():
+        metrics = {metric: summary(values[metric]) for metric in METRICS}
+        if name in (FEATURES, PRINCIPAL):
+            rows.append(Row(name, True, metrics))
+            continue
+        best = found.best(name)
+        peaks = [outcome.peak_bytes for outcome in best.outcomes if outcome.peak_bytes is not None]
+        steps = [outcome.step_seconds for outcome in best.outcomes if not math.isnan(outcome.step_seconds)]
+        rows.append(
+            Row(
+                name,
+                False,
+                metrics,
+                best.value,
+                best.setting,
+                float(np.median(steps)) if steps else None,
+                max(peaks, default=None),
+            )
+        )
+    rows.sort(key=lambda row: -row.metrics[RANKED_BY].value)
+    per_query = {row.name: seen_by.values[row.name][RANKED_BY].mean(0) for row in rows}
+    return Leaderboard(tuple(rows), tuple(all_pairs(per_query)), facts, run, folder)
+
+
+def read_leaderboard(folder: Path) -> Leaderboard:
+    """The result of a comparison that is finished."""
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {content['format']}, this version of nearfar reads {FORMAT}")
+        rows = tuple(
+            Row(**row | {"metrics": {name: _mean(mean) for name, mean in row["metrics"].items()}})
+            for row in content["rows"]
+        )
+        pairs = tuple(Pair(**{k: v for k, v in pair.items() if k != "significant"}) for pair in content["pairs"])
+        return Leaderboard(rows, pairs, content["facts"], content["run"], folder)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}") from error
+
+
+def to_json(board: Leaderboard) -> str:
+    """What `read_leaderboard` reads."""
+    rows = []
+    for row in board.rows:
+        plain = asdict(row)
+        for mean in plain["metrics"].values():
+            mean["seeds"] = None if math.isnan(mean["seeds"]) else mean["seeds"]
+        rows.append(plain)
+    pairs = [{**asdict(pair), "significant": pair.significant} for pair in board.pairs]
+    content = {"format": FORMAT, "winner": board.winner, "run": board.run, "facts": board.facts}
+    return json.dumps({**content, "rows": rows, "pairs": pairs}, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _mean(values: Mapping[str, float | None]) -> Mean:
+    return Mean(**{name: math.nan if value is None else value for name, value in values.items()})

@@ -1,0 +1,112 @@
+"""What is seen of a comparison: a table that grows on a terminal, lines elsewhere; and the leaderboard at the end."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.live import Live as RichLive
+from rich.table import Table as RichTable
+
+from nearfar.compare.leaderboard import Leaderboard
+from nearfar.compare.look import METRICS
+from nearfar.compare.search import Trial
+from nearfar.compare.statistics import Mean
+from nearfar.training.runs import Run
+
+HEADINGS = {"map@r": "MAP@R", "r_precision": "R-precision", "recall@1": "Recall@1"}
+SIGNS = {"beats": "+", "not": "-", "worse": "-"}  # by the first word of a verdict
+
+
+class Live:
+    """Shows how far it is; with `quiet`, nothing. A context: the table stands while it is open."""
+
+    def __init__(self, contestants: Sequence[str], trials: int, seeds: int, quiet: bool = False):
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._trials, self._seeds = trials, seeds
+        self._lines: dict[str, list[str]] = {name: ["", "", "", ""] for name in contestants}
+        self._start = math.nan
+        self._live: RichLive | None = None
+        if self._console.is_terminal and not quiet:
+            self._live = RichLive(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> "Live":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """A line above the table."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def starts_at(self, value: float) -> None:
+        """The metric on the validation classes before any step."""
+        self._start = value
+
+    def trial(self, trial: Trial, best: Trial) -> None:
+        """One more setting of a loss."""
+        state = "given up" if trial.pruned else "diverged" if trial.outcomes[-1].diverged else f"{trial.value:.2%}"
+        done = f"{trial.number + 1} of {self._trials}"
+        self._lines[trial.loss][:3] = [done, state, f"{best.value:.2%} ({best.value - self._start:+.2%})"]
+        self._show(f"{trial.loss}: setting {done}: {state}; best {best.value:.2%}, {trial.seconds:.1f} s")
+
+    def retrained(self, name: str, seed: int, run: Run) -> None:
+        """One more run of a loss's best setting."""
+        self._lines[name][3] += f"{run.metrics['best']['value']:.2%} " if run.metrics["best"] else "done "
+        self._show(f"{name}: its best setting is trained with seed {seed}")
+
+    def _show(self, line: str) -> None:
+        if self._live is None:
+            self.note(line)
+            return
+        table = RichTable("loss", "settings", "last", "best (against the start)", f"{self._seeds} runs of the best")
+        table.title = "on classes of the training data that were left out"
+        table.title_justify = "left"
+        for name, cells in self._lines.items():
+            table.add_row(name, *cells)
+        self._live.update(table, refresh=True)
+
+
+def print_leaderboard(board: Leaderboard) -> None:
+    """On standard output."""
+    facts = board.facts
+    table = RichTable(box=SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for metric in METRICS:
+        table.add_column(HEADINGS[metric], justify="right", no_wrap=True)
+    for heading in ("ms/step", "MB", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    equal = set(board.equals(board.rows[0].name))
+    for row in board.rows:
+        cost = [
+            "" if row.step_seconds is None else f"{1000 * row.step_seconds:.1f}",
+            "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+        ]
+        sign = SIGNS.get(board.verdict(row.name).partition(" ")[0], "")
+        table.add_row(row.name, *_cells(row.metrics), *cost, ("≈" if row.name in equal else "") + sign)
+    print(
+        f"{facts['data']}: {facts['test_images']:,} images of {facts['test_classes']:,} unseen classes\n"
+        f"{facts['trials']} settings of each loss, {facts['seeds']} runs of the best; in per cent"
+    )
+    Console(file=sys.stdout, highlight=False).print(table)
+    print(
+        "±  95 % interval of the mean over seeds\n"
+        "+  significantly better than both baselines    -  not\n"
+        "≈  not significantly different from the first (paired, over queries, Holm)"
+    )
+    print(f"the winner, trained:   {board.run}")
+    print(f"look at it:            {board.folder / 'report.html'}")
+
+
+def _cells(metrics: Mapping[str, Mean]) -> list[str]:
+    return [shown(metrics[metric]) for metric in METRICS]
+
+
+def shown(mean: Mean) -> str:
+    """In per cent, with the interval over seeds where there are several."""
+    return f"{100 * mean.value:.2f}" + ("" if math.isnan(mean.seeds) else f" ± {100 * mean.seeds:.2f}")

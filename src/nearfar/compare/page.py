@@ -1,0 +1,168 @@
+"""`report.html` of a comparison: the leaderboard, who differs from whom, and what was tried."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
+from nearfar.compare.live import HEADINGS, shown
+from nearfar.compare.look import METRICS
+from nearfar.compare.search import Found
+from nearfar.report import Page, style
+from nearfar.report.page import Cell
+
+ROW_HEIGHT = 0.27  # inches
+
+
+def write_page(board: Leaderboard, found: Found, path: Path) -> None:
+    """Write it."""
+    page = Page("Which loss is best on this data?", f"nearfar compare {board.facts['data']}")
+    _leaderboard(page, board)
+    _differences(page, board)
+    _search(page, board, found)
+    page.write(path)
+
+
+def _leaderboard(page: Page, board: Leaderboard) -> None:
+    facts = board.facts
+    section = page.section("Leaderboard")
+    first = board.rows[0]
+    equals = board.equals(first.name)
+    section.paragraph(
+        f"{board.winner} is the best of the losses: {board.verdict(board.winner)}. "
+        + (
+            f"From {first.name}, the first, these do not differ significantly: {', '.join(equals)}."
+            if equals
+            else f"{first.name}, the first, differs significantly from all others."
+        )
+    )
+    section.paragraph(
+        f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that nothing was trained on or chosen "
+        f"by, {facts['queries']:,} queries. Every loss had the same {'network' if facts['finetuned'] else 'features'} "
+        f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, {facts['trials']} settings "
+        f"on {facts['folds']} folds of the {facts['train_classes']:,} training classes, and {facts['seeds']} runs of "
+        "the best setting."
+    )
+    section.figure(
+        style.svg(forest(board)),
+        "MAP@R on the test classes. Bars: 95 % intervals over queries. Dashed: the better baseline.",
+        wide=True,
+    )
+    section.table(
+        ["", *(HEADINGS[name] for name in METRICS), "validation", "ms a step", "peak MB", "against the baselines"],
+        [_line(board, place) for place in range(len(board.rows))],
+        caption="In per cent; ±: 95 % interval of the mean over seeds.",
+        bold=[place for place, row in enumerate(board.rows) if row.name == board.winner],
+    )
+
+
+def _line(board: Leaderboard, place: int) -> list[Cell]:
+    row = board.rows[place]
+    return [
+        row.name,
+        *(shown(row.metrics[name]) for name in METRICS),
+        None if row.validation is None else f"{100 * row.validation:.2f}",
+        None if row.step_seconds is None else f"{1000 * row.step_seconds:.1f}",
+        None if row.peak_bytes is None else round(row.peak_bytes / 1e6),
+        board.verdict(row.name),
+    ]
+
+
+def forest(board: Leaderboard) -> Figure:
+    """Means with their intervals over queries, the best on top."""
+    rows = board.rows
+    values = np.array([row.metrics[RANKED_BY].value for row in rows])
+    errors = np.array([[m.value - m.low, m.high - m.value] for m in (row.metrics[RANKED_BY] for row in rows)]).T
+    with style.figure(2 * style.WIDTH, 0.8 + ROW_HEIGHT * len(rows)) as drawn:
+        axes = drawn.subplots()
+        for baseline, colour, marker in ((False, style.ONE, "o"), (True, style.TWO, "s")):
+            chosen = [place for place, row in enumerate(rows) if row.baseline is baseline]
+            axes.errorbar(values[chosen], chosen, xerr=errors[:, chosen], fmt=marker, color=colour, markersize=5)
+        best = max(row.metrics[RANKED_BY].value for row in rows if row.baseline)
+        axes.axvline(best, color=style.FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.4g} %"))
+    return drawn
+
+
+def _differences(page: Page, board: Leaderboard) -> None:
+    section = page.section("Who differs from whom")
+    section.paragraph(
+        "Differences of MAP@R, the row's contestant less the column's, in per cent. In parentheses: not significant at "
+        f"5 % for all {len(board.pairs):,} pairs together (sign-flip test over the queries, Holm's correction). "
+        "Queries of one class resemble each other: less is certain about other classes than about other images."
+    )
+    names = [row.name for row in board.rows]
+    section.table(
+        ["", *(str(place) for place in range(1, len(names) + 1))],
+        [
+            [f"{place}. {name}", *(_difference(board, name, other) for other in names)]
+            for place, name in enumerate(names, 1)
+        ],
+    )
+
+
+def _difference(board: Leaderboard, name: str, other: str) -> str:
+    if name == other:
+        return "·"
+    pair = board.pair(name, other)
+    value = 100 * (pair.difference if pair.second == name else -pair.difference)
+    return f"{value:+.2f}" if pair.significant else f"({value:+.2f})"
+
+
+def _search(page: Page, board: Leaderboard, found: Found) -> None:
+    section = page.section("What was tried")
+    facts = board.facts
+    fewer = ""
+    if facts["trials"] < facts["trials_wished"]:
+        fewer = f" The budget allowed {facts['trials']} of {facts['trials_wished']}."
+    section.paragraph(
+        f"{facts['trials']} settings of each loss, its defaults first; one that was worse than the median of those "
+        f"before it was given up early.{fewer} The model as it starts has a MAP@R of {facts['start']:.2%} on the folds."
+    )
+    section.figure(
+        style.svg(progress(found, facts["start"])),
+        "The best setting so far, on the folds, against the start, by the number of settings tried.",
+        wide=True,
+    )
+    section.table(
+        ["loss", "best setting", "MAP@R on the folds", "its defaults", "given up", "diverged", "seconds"],
+        [_tried(found, name) for name in found.trials],
+    )
+
+
+def _tried(found: Found, name: str) -> list[Cell]:
+    trials, best = found.trials[name], found.best(name)
+    return [
+        name,
+        ", ".join(f"{key.removeprefix('loss.')} {value:g}" for key, value in best.setting.items()),
+        f"{best.value:.2%}",
+        f"{trials[0].value:.2%}",
+        sum(trial.pruned for trial in trials),
+        sum(any(outcome.diverged for outcome in trial.outcomes) for trial in trials),
+        round(sum(trial.seconds for trial in trials), 1),
+    ]
+
+
+def progress(found: Found, start: float) -> Figure:
+    """The best value so far, against the start, of each loss: a line each, named at its end."""
+    with style.figure(2 * style.WIDTH, 1.4 * style.HEIGHT) as drawn:
+        axes = drawn.subplots()
+        for number, (name, trials) in enumerate(found.trials.items()):
+            colour, line, marker = style.SERIES[number % len(style.SERIES)]
+            best = -math.inf
+            values = []
+            for trial in trials:
+                best = best if trial.pruned else max(best, trial.value)
+                values.append(100 * (best - start))
+            axes.plot(range(1, len(values) + 1), values, line, color=colour, marker=marker, markersize=3)
+            axes.annotate(name, (len(values), values[-1]), (5, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.axhline(0, color=style.FAINT, linewidth=1)
+        axes.set(xlabel="settings tried", ylabel="points of MAP@R above the start")
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    return drawn

@@ -1,0 +1,137 @@
+"""What is compared, and with what effort; how it is kept, so that a comparison goes on as it began."""
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nearfar.compare.spaces import LOSSES, read_contestant
+from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.options import ConfigError, from_dict, to_dict
+from nearfar.training.runs import replacing
+
+FILE = "compare.yaml"
+TRIALS, SEEDS, FOLDS = 10, 3, 4
+_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried.
+
+    Args:
+        trials: settings of every loss, its default one first.
+        seeds: runs of the best setting of every loss.
+        folds: into which the training classes are cut; a setting is judged on each, trained on the others.
+        budget: seconds for everything; there are fewer trials, for all losses equally, where they would not fit.
+    """
+
+    trials: int = TRIALS
+    seeds: int = SEEDS
+    folds: int = FOLDS
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("trials", 1), ("seeds", 1), ("folds", 2)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise ConfigError(f"the budget must be a time, such as 10min, not {self.budget} seconds")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Contestants by name, the effort, and the configuration that they share."""
+
+    contestants: tuple[str, ...]
+    effort: Effort
+    shared: TrainConfig
+
+    def loss(self, name: str) -> LossConfig:
+        """The contestant of that name, with its defaults."""
+        return read_contestant(name)
+
+
+def make_comparison(shared: TrainConfig, losses: Sequence[str] | None, effort: Effort, finetune: bool) -> Comparison:
+    """A comparison, checked; on cached features unless the whole network is to be trained."""
+    names = tuple(losses or LOSSES)
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{doubled[0]} is there twice")
+    for name in names:
+        read_contestant(name)
+    if shared.loss:
+        raise ConfigError("the losses to compare are given by losses, not by loss")
+    if shared.devices > 1:
+        raise ConfigError("a comparison trains on one device: leave devices out")
+    if shared.evaluation.watch_test:
+        raise ConfigError("a comparison looks at the test classes once, at the end: leave evaluation.watch_test out")
+    if finetune and shared.model.freeze:
+        raise ConfigError("finetune trains the whole network, freeze the head alone: give one of them")
+    return Comparison(names, effort, replace(shared, model=replace(shared.model, freeze=not finetune)))
+
+
+def read_seconds(text: str) -> float:
+    """Seconds of a time such as 90s, 10min, 1.5h or 1h30min.
+
+    >>> read_seconds("10min"), read_seconds("1h30min"), read_seconds("45")
+    (600.0, 5400.0, 45.0)
+    """
+    parts = re.findall(r"([0-9.]+)\s*([a-z]*)", text.strip().lower())
+    if not parts or "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text.lower()):
+        raise ConfigError(f"{text!r} is no time: write 90s, 10min or 1h30min")
+    total = 0.0
+    for number, unit in parts:
+        if (unit or "s") not in _UNITS or number.count(".") > 1:
+            raise ConfigError(f"{text!r} is no time: write 90s, 10min or 1h30min")
+        total += float(number) * _UNITS[unit or "s"]
+    return total
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Say in the folder what is compared there."""
+    import yaml
+
+    path = folder / FILE
+    if path.exists():
+        raise ConfigError(
+            f"{folder} holds a comparison already: nearfar compare --resume {folder} goes on with it; "
+            "choose another --out for a new one"
+        )
+    effort = comparison.effort
+    values = {
+        "losses": list(comparison.contestants),
+        "trials": effort.trials,
+        "seeds": effort.seeds,
+        "folds": effort.folds,
+        "budget": effort.budget,
+        "shared": to_dict(comparison.shared),
+    }
+    with replacing(path) as file:
+        file.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None).encode())
+
+
+def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
+    """What `write_comparison` wrote."""
+    import yaml
+
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise ConfigError(f"{os.fspath(folder)} holds no comparison: there is no {FILE} in it")
+    try:
+        values: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        effort = Effort(values["trials"], values["seeds"], values["folds"], values["budget"])
+        return Comparison(tuple(values["losses"]), effort, from_dict(values["shared"]))
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}") from error
+
+
+def new_folder(shared: TrainConfig) -> Path:
+    """comparisons/DATA-NUMBER, the first number that is free."""
+    data = re.sub(r"[^\w.-]+", "-", Path(shared.data.path).stem) or "data"
+    number = 1
+    while (folder := Path("comparisons") / f"{data}-{number}").exists():
+        number += 1
+    return folder

@@ -1,0 +1,148 @@
+"""One setting of a loss, trained on one fold and judged on its validation classes."""
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from nearfar.compare.ground import Fold, Ground
+from nearfar.training.build import build_loss
+from nearfar.training.checks import check_batches, check_parameters
+from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.data import Stream
+from nearfar.training.learner import Learner, Step, make_optimisation
+from nearfar.training.recorder import stopped_by_signals
+from nearfar.training.runs import RunError
+from nearfar.training.start import start_classes
+from nearfar.training.train import StoppedError, make_trainer, without_chatter
+
+Setting = Mapping[str, float]  # "lr", "proxies", "loss.NAME": values
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a setting came to on a fold.
+
+    `value` is the metric at the best of the looks that were taken at the validation classes; of one that diverged, 0.
+    """
+
+    value: float
+    looks: tuple[float, ...]
+    steps: int
+    seconds: float
+    step_seconds: float  # median: forward, backward, optimiser
+    peak_bytes: int | None
+    diverged: bool
+
+
+def configured(shared: TrainConfig, loss: LossConfig, setting: Setting) -> TrainConfig:
+    """The shared configuration with a loss, its arguments and its rates."""
+    own = {name.removeprefix("loss."): value for name, value in setting.items() if name.startswith("loss.")}
+    optimiser = shared.optimiser
+    optimiser = replace(optimiser, lr=setting["lr"], proxies=setting.get("proxies", optimiser.proxies))
+    return replace(shared, loss=(replace(loss, arguments={**loss.arguments, **own}),), optimiser=optimiser)
+
+
+class _Watch:
+    """Looks at the validation classes as `nearfar train` does, and at the clock (`Observer`)."""
+
+    def __init__(self, ground: Ground, fold: Fold, stream: Stream):
+        self._ground, self._fold, self._stream = ground, fold, stream
+        self._epoch: int | None = None
+        self._began = 0.0
+        self.step_seconds: list[float] = []
+        self.looks: list[float] = []
+        self.stopping = False
+
+    def before_step(self, learner: Learner) -> None:
+        if self._stream.epoch != self._epoch:
+            self._epoch = self._stream.epoch
+            learner.embedder.start_epoch(self._epoch)
+        self._began = time.perf_counter()
+
+    def after_step(self, learner: Learner, step: Step) -> None:
+        float(step.loss)  # waits for devices that compute on their own
+        self.step_seconds.append(time.perf_counter() - self._began)
+        if self.stopping:
+            learner.trainer.should_stop = True
+            return
+        state = self._stream.loader.state_dict()
+        last = learner.done == learner.total_steps
+        if last or (state["position"] == 0 and state["epoch"] % learner.config.evaluation.every == 0):
+            with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
+                value = self._ground.validate(self._fold)
+            if math.isnan(value):
+                raise learner.not_finite("the embeddings are not numbers", learner.done)
+            self.looks.append(value)
+
+
+def run_fold(ground: Ground, fold: Fold, loss: LossConfig, setting: Setting) -> Outcome:
+    """Train a setting on a fold, by the very steps of `nearfar train`, and keep nothing but what it came to."""
+    began = time.monotonic()
+    config = configured(ground.config, loss, setting)
+    embedder = ground.begin(fold)
+    torch.manual_seed(config.seed)
+    built = build_loss(config.loss, fold.train.num_classes, embedder.dimension).to(ground.device)
+    if fold.class_start is not None:
+        start_classes(built, *fold.class_start)
+    loader = ground.loader(fold)
+    check_batches(loader.sampler, fold.train.labels, built)
+    assert config.epochs is not None
+    steps = config.epochs * len(loader)
+    steps = steps if config.max_steps is None else min(steps, config.max_steps)
+    check_parameters(built, make_optimisation(config, embedder, built, steps)[0])
+    stream = Stream(loader, steps)
+    watch = _Watch(ground, fold, stream)
+    diverged = False
+    memory = _PeakMemory(ground.device)
+    trainer = make_trainer(config, steps)
+    learner = Learner(embedder, built, config, steps, watch)
+    try:
+        with stopped_by_signals(lambda: setattr(watch, "stopping", True)), without_chatter():
+            trainer.fit(learner, stream)
+    except SIGTERMException:
+        watch.stopping = True
+    except RunError:
+        diverged = True
+    finally:
+        embedder.to(ground.device)  # Lightning leaves it in main memory
+    if watch.stopping:
+        raise StoppedError("stopped")
+    return Outcome(
+        value=0.0 if diverged else max(watch.looks),
+        looks=tuple(watch.looks),
+        steps=learner.done,
+        seconds=time.monotonic() - began,
+        step_seconds=statistics.median(watch.step_seconds) if watch.step_seconds else math.nan,
+        peak_bytes=memory.peak(),
+        diverged=diverged,
+    )
+
+
+class _PeakMemory:
+    """The most memory since it was made: of the device, or of this process where the system tells (Linux)."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._known = True
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self._known = False
+
+    def peak(self) -> int | None:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if not self._known:
+            return None
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,179 @@
+"""The search, with trainings that are made up: fair turns, budget, giving up, going on."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nearfar.compare import search as module
+from nearfar.compare.journal import Journal
+from nearfar.compare.search import Found, Trial, search
+from nearfar.compare.settings import Comparison, Effort
+from nearfar.compare.spaces import FROZEN_RATE, read_contestant, space_of
+from nearfar.compare.trial import Outcome
+from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.options import ConfigError, with_options
+
+LOSSES = ("CircleLoss", "ArcFaceLoss", "SupConLoss")
+STARTS = (0.5, 0.3)  # of the folds: the second is harder
+Score = Callable[[LossConfig, Mapping[str, float]], float]
+
+
+def outcome(value: float, seconds: float = 1.0) -> Outcome:
+    return Outcome(value, (value,), 10, seconds, 0.01, 1000, False)
+
+
+class Made:
+    """Stands for the trainings: counts them, and makes up what they come to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, score: Score, seconds: float = 1.0):
+        self.calls: list[tuple[str, int, dict[str, float]]] = []
+        self.order: list[Trial] = []
+        self._score, self._seconds = score, seconds
+        monkeypatch.setattr(module, "run_fold", self._run)
+
+    def _run(self, ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float]) -> Outcome:
+        self.calls.append((loss.name, ground.folds.index(fold), dict(setting)))
+        return outcome(fold.start_value + self._score(loss, setting), self._seconds)
+
+    def trial(self, trial: Trial, best: Trial) -> None:
+        self.order.append(trial)
+
+    def search(self, path: Path, **options: Any) -> Found:
+        effort = Effort(**{"trials": 8, "folds": 2, **options.pop("effort", {})})
+        config = with_options(TrainConfig(), {"freeze": True, "seed": options.pop("seed", 0)})
+        ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+        return search(Comparison(LOSSES, effort, config), ground, Journal(path), self, **options)
+
+
+def by_rate(loss: LossConfig, setting: Mapping[str, float]) -> float:
+    """The larger the rate, the better."""
+    return setting["lr"]
+
+
+def by_chance(loss: LossConfig, setting: Mapping[str, float]) -> float:
+    digest = hashlib.blake2b(f"{loss.name} {sorted(setting.items())}".encode(), digest_size=2).digest()
+    return int.from_bytes(digest, "big") / 2**20
+
+
+def test_losses_take_turns_and_have_equally_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, by_rate)
+    found = made.search(tmp_path / "j")
+    assert [trial.loss for trial in made.order] == list(LOSSES) * 8
+    assert [trial.number for trial in made.order] == [number for number in range(8) for _ in LOSSES]
+    assert {name: len(trials) for name, trials in found.trials.items()} == dict.fromkeys(LOSSES, 8)
+
+
+def test_defaults_come_first_and_settings_stay_in_their_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Made(monkeypatch, by_rate).search(tmp_path / "j")
+    first = {name: trials[0].setting for name, trials in found.trials.items()}
+    assert first["CircleLoss"] == {"lr": 1e-4, "loss.m": 0.4, "loss.gamma": 80.0}
+    assert first["ArcFaceLoss"] == {"lr": 1e-4, "proxies": 100.0, "loss.margin": 0.5, "loss.scale": 64.0}
+    for name, trials in found.trials.items():
+        space = space_of(read_contestant(name), FROZEN_RATE)
+        for trial in trials:
+            assert set(trial.setting) == set(space)
+            assert all(space[key].low <= value <= space[key].high for key, value in trial.setting.items())
+        assert len({tuple(trial.setting.values()) for trial in trials}) == 8
+
+
+def test_the_best_is_of_those_judged_on_all_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Made(monkeypatch, by_rate).search(tmp_path / "j", effort={"trials": 12})
+    for name, trials in found.trials.items():
+        complete = [trial for trial in trials if len(trial.outcomes) == 2]
+        assert all(trial.pruned == (len(trial.outcomes) < 2) for trial in trials)
+        assert found.best(name).setting["lr"] == max(trial.setting["lr"] for trial in complete)
+        value = sum(STARTS) / 2 + found.best(name).setting["lr"]
+        assert found.best(name).value == pytest.approx(value)
+
+
+def test_what_is_worse_than_the_median_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, by_rate)
+    found = made.search(tmp_path / "j", effort={"trials": 12})
+    pruned = 0
+    for trials in found.trials.values():
+        for number, trial in enumerate(trials):
+            rates = sorted(t.setting["lr"] for t in trials[:number] if not t.pruned)
+            median = (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2 if rates else 0.0
+            assert trial.pruned == (len(rates) >= 3 and trial.setting["lr"] < median)
+            pruned += trial.pruned
+    assert pruned > 3
+    assert len(made.calls) == 2 * 36 - pruned
+
+
+def test_the_search_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TPE finds the large rates more often than chance does."""
+    found = Made(monkeypatch, by_rate).search(tmp_path / "j", effort={"trials": 30})
+    rates = [trial.setting["lr"] for trials in found.trials.values() for trial in trials[10:]]
+    middle = (FROZEN_RATE.low * FROZEN_RATE.high) ** 0.5
+    assert sum(rate > middle for rate in rates) > 0.7 * len(rates)
+
+
+@pytest.mark.parametrize("killed_after", [1, 5, 17, 30])
+def test_going_on_is_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int) -> None:
+    whole = Made(monkeypatch, by_chance).search(tmp_path / "whole")
+    lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
+    assert len(lines) > 30
+    (tmp_path / "part").write_bytes(b"".join(lines[:killed_after]) + lines[killed_after][:20])
+    made = Made(monkeypatch, by_chance)
+    assert made.search(tmp_path / "part") == whole
+    assert (tmp_path / "part").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert len(made.calls) == len(lines) - killed_after
+
+
+def test_seeds_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, by_chance)
+    first, again, other = (made.search(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert first == again
+    assert other != first
+    # What one loss gets does not depend on who else takes part.
+    alone = Journal(tmp_path / "d")
+    config = with_options(TrainConfig(), {"freeze": True})
+    ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+    found = search(Comparison(("SupConLoss",), Effort(8, 3, 2), config), ground, alone, made)
+    assert found.trials["SupConLoss"] == first.trials["SupConLoss"]
+
+
+def test_a_budget_takes_settings_from_all_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: a round takes 3 losses x 2 folds x 1 s = 6 s (none is given up before the fourth); the runs of the best
+    take 1.3 x 2 seeds x 3 x 1 s = 7.8 s; 2 s are gone and 3 s reserved. So after n rounds, 6 n + 2 + 6 + 7.8 + 3 must
+    not be more than the budget for another one.
+    """
+    made = Made(monkeypatch, by_rate)
+    for budget, rounds in ((1.0, 1), (24.7, 1), (24.9, 2), (30.7, 2), (30.9, 3)):
+        effort = {"budget": budget, "seeds": 2}
+        found = made.search(tmp_path / str(budget), effort=effort, spent=2.0, reserved=3.0)
+        assert {len(trials) for trials in found.trials.values()} == {rounds}
+
+
+def test_the_budget_remembers_what_was_spent_before_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Made(monkeypatch, by_rate, seconds=10.0)
+    first = slow.search(tmp_path / "j", effort={"budget": 400.0})
+    fast = Made(monkeypatch, by_rate, seconds=0.1)
+    assert fast.search(tmp_path / "j", effort={"budget": 400.0}) == first
+    assert not fast.calls
+
+
+def test_a_setting_that_diverges_is_a_trial_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, by_rate)
+
+    def diverging(ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float]) -> Outcome:
+        return Outcome(0.0, (), 1, 1.0, 0.01, None, True) if setting["lr"] > 1e-4 else outcome(0.5)
+
+    monkeypatch.setattr(module, "run_fold", diverging)
+    found = made.search(tmp_path / "j")
+    assert {len(trials) for trials in found.trials.values()} == {8}
+    assert all(found.best(name).setting["lr"] <= 1e-4 for name in LOSSES)
+    assert any(trial.outcomes[0].diverged for trial in made.order)
+
+
+def test_a_journal_of_another_search_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, by_chance)
+    made.search(tmp_path / "j", effort={"trials": 2})
+    text = (tmp_path / "j").read_text()
+    (tmp_path / "j").write_text(text.replace('"loss.m": 0.4', '"loss.m": 0.3'))
+    with pytest.raises(ConfigError, match="another setting for trial 0 of CircleLoss"):
+        made.search(tmp_path / "j", effort={"trials": 2})
