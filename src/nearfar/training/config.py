@@ -193,7 +193,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    epochs: int | None = option(None, "passes over the training images; default: 20, of glyphs 7, with freeze 40")
+    epochs: int | None = option(None, "passes over the training images; default: 20, of glyphs 12, with freeze 40")
     max_steps: int | None = option(None, "stop after so many steps, whatever epochs says")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option("32-true", "arithmetic of the network")
     ema: float = option(0.0, "decay of averaged weights, such as 0.999, which are evaluated and kept; 0: none")

@@ -11,7 +11,7 @@ from nearfar.training.config import LossConfig, SamplerConfig, TrainConfig
 from nearfar.training.options import ConfigError
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"  # proxies follow a random network slowly
-GLYPH_EPOCHS, GLYPH_WIDTH = 7, 16  # two minutes on two cores
+GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
 PROXY_RATES = {"adamw": 100.0, "adam": 100.0, "rmsprop": 100.0}  # as Proxy-Anchor has it; sgd has 1, as faces do
 
 
