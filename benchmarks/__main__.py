@@ -106,7 +106,7 @@ def losses(options: argparse.Namespace) -> int:
 
 def retrieval(options: argparse.Namespace) -> int:
     """Measure retrieval metrics."""
-    cases = evaluation.QUICK_CASES if options.quick else [evaluation.LARGE] if options.large else evaluation.CASES
+    cases = [evaluation.LARGE] if options.large else evaluation.QUICK_CASES if options.quick else evaluation.CASES
     if options.cases:
         cases = [evaluation.BY_NAME[name] for name in options.cases]
     out = options.out or (None if options.quick else evaluation.CSV)

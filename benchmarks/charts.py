@@ -118,7 +118,8 @@ def _ratio_panel(ax: Any, case: Case, lines: list[tuple[str, Row, Row]], beyond:
         else:
             ax.plot(end, y, square, color=red, markersize=6.5, zorder=3)
             text = f"{end / (ours.ratio or 1):.1f} ×" + (" the time of nearfar" if y == len(lines) - 1 else "")
-        ax.annotate(text, (end, y), (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=GREY)
+        right = max(end, ours.ratio or 0)
+        ax.annotate(text, (right, y), (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=GREY)
     _, first, last = lines[-1]
     for x, name, colour in ((first.ratio, ours_name, blue), (last.ratio or beyond, theirs_name, red)):
         ax.annotate(
