@@ -4,15 +4,10 @@
     print(report.table())
     for warning in report.warnings(): ...
 
-How active pairs are found. A loss that sees its samples through their similarities s_ij alone has the gradient
-Σ_j H_ij x_j at x_i, where H_ij = ∂L/∂s_ij + ∂L/∂s_ji. Every x_i is given a dimension of its own, in which it has a very
-small part of its length. Then x_j is the only other sample with anything in dimension j, and there the gradient at x_i
-is H_ij times that part: to be read off, whatever the loss.
+Which pairs the loss still learns from is found in `activity.py`.
 """
 
-import contextlib
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,16 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.evaluation.spectrum import spectrum
-from nearfar.losses import Loss, SumLoss
-from nearfar.losses.towers import TwoTowerLoss
+from nearfar.losses import Loss
+from nearfar.training.activity import NOTHING, Activity, activity, share_a_label
 from nearfar.training.checks import comparing_samples
 
-OWN_LENGTH = 1e-4  # of a vector, in its own dimension: similarities change by 1e-8 of themselves
-ACTIVE = 1e-3  # of the strongest gradient
-NOTHING = 1e-12  # a gradient that is rounding alone
 ONE_WAY = 0.99  # mean similarity of different classes; networks of random weights have 0.9 and recover
 SIMILARITIES_AT_A_TIME = 2**22
-MOST_PAIRED = 1024  # samples; beyond, which would take seconds, gradients are looked at by sample
 
 
 @dataclass(frozen=True)
@@ -41,21 +32,6 @@ class Similarities:
     std: float
     lowest: float
     highest: float
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What the loss gets out of the batch. A share is None where it does not apply.
-
-    A pair (a sample) is active if the loss's gradient by its similarity (at its embedding) is more than 0.001 of the
-    strongest of its kind.
-    """
-
-    loss: float
-    gradient_norm: float  # of all embeddings together
-    positives: float | None  # share of the positive pairs that are active
-    negatives: float | None
-    samples: float | None  # share of the samples with a gradient
 
 
 @dataclass(frozen=True)
@@ -178,16 +154,8 @@ def diagnose_batch(embeddings: Tensor, labels: Tensor, loss: nn.Module | None = 
         repeated=repeated,
         confused=confused,
         needs_pairs=_needs_pairs(loss),
-        activity=None if loss is None else _activity(x, own, loss),
+        activity=None if loss is None else activity(x, own, loss),
     )
-
-
-def _alike(labels: Tensor, rows: slice) -> Tensor:
-    """(b, N): which pairs share a label."""
-    if labels.ndim == 1:
-        return labels[rows, None] == labels
-    tags = (labels != 0).double()
-    return tags[rows] @ tags.T > 0
 
 
 class _Moments:
@@ -220,7 +188,7 @@ class _Pairs:
         step = max(1, SIMILARITIES_AT_A_TIME // len(unit))
         for start in range(0, len(unit), step):
             rows = slice(start, min(start + step, len(unit)))
-            s, alike = unit[rows] @ unit.T, _alike(labels, rows)
+            s, alike = unit[rows] @ unit.T, share_a_label(labels, rows)
             other = ~alike
             itself = torch.arange(rows.start, rows.stop, device=unit.device)[:, None]
             alike.scatter_(1, itself, False)
@@ -242,7 +210,7 @@ def _copies(x: Tensor, labels: Tensor) -> tuple[int, int]:
     rows = (counts[groups] > 1).nonzero().flatten()
     same = groups[rows, None] == groups[rows]
     same.fill_diagonal_(False)
-    alike = _alike(labels[rows], slice(None)) if len(rows) else same
+    alike = share_a_label(labels[rows], slice(None)) if len(rows) else same
     return int((same & alike).any(1).sum()), int((same & ~alike).any(1).sum())
 
 
@@ -252,74 +220,8 @@ def _needs_pairs(loss: nn.Module | None) -> bool:
     return any(True for _ in comparing_samples(loss))
 
 
-def _activity(x: Tensor, labels: Tensor, loss: nn.Module) -> Activity:
-    if any(isinstance(part, TwoTowerLoss) for part in loss.modules()):
-        raise ValueError(f"{type(loss).__name__} is of two towers: a batch of embeddings and labels says nothing of it")
-    with _undisturbed(loss, x.device):
-        leaf = x.clone().requires_grad_()
-        value = loss(leaf, labels)
-        value = value.sum() if value.ndim else value
-        gradient = torch.autograd.grad(value, leaf)[0].double()
-        positives = negatives = None
-        if _compares_samples_alone(loss) and len(x) <= MOST_PAIRED:
-            positives, negatives = _active_pairs(x, labels, loss)
-    return Activity(
-        loss=float(value.detach()),
-        gradient_norm=float(gradient.norm()),
-        positives=positives,
-        negatives=negatives,
-        samples=_share_active(gradient.norm(dim=1)),
-    )
-
-
-def _compares_samples_alone(loss: nn.Module) -> bool:
-    """Whether it is a function of the similarities within the batch, and of nothing else."""
-    if isinstance(loss, SumLoss):
-        return all(map(_compares_samples_alone, loss.losses.values()))
-    # One that prepares the vectors, as signal-to-noise does, may mix their dimensions.
-    return isinstance(loss, Loss) and not loss.class_level and type(loss).prepare is Loss.prepare
-
-
-def _active_pairs(x: Tensor, labels: Tensor, loss: nn.Module) -> tuple[float | None, float | None]:
-    wide = x.double()
-    n, dimension = wide.shape
-    norms = wide.norm(dim=1)
-    lifted = torch.cat([wide * math.sqrt(1 - OWN_LENGTH**2), torch.diag(norms * OWN_LENGTH)], 1).requires_grad_()
-    value = loss(lifted, labels)
-    gradient = torch.autograd.grad(value.sum() if value.ndim else value, lifted)[0][:, dimension:]
-    by_cosine = (gradient * norms[:, None]).abs() / OWN_LENGTH
-    once = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
-    alike = _alike(labels, slice(None))
-    return _share_active(by_cosine[once & alike]), _share_active(by_cosine[once & ~alike])
-
-
-def _share_active(gradient: Tensor) -> float | None:
-    if not len(gradient):
-        return None
-    most = float(gradient.max())
-    return float((gradient > ACTIVE * most).double().mean()) if most > NOTHING else 0.0
-
-
-@contextlib.contextmanager
-def _undisturbed(loss: nn.Module, device: torch.device) -> Iterator[None]:
-    """The loss in evaluation, so that memories, centres and counters stay; what it draws is not drawn; quiet."""
-    modes = {module: module.training for module in loss.modules()}
-    loss.eval()
-    try:
-        with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            torch.enable_grad(),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
 def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
-    n, activity = report.samples, report.activity
+    n, active = report.samples, report.activity
     usable = min(report.classes - 1, report.dimension)  # by classes that have become points
     yield (
         report.not_finite > 0,
@@ -368,20 +270,20 @@ def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
         f"{report.repeated} of {n} samples have an exact copy of their class in the batch: classes have fewer images "
         "than the sampler's k, or the data has duplicates",
     )
-    if activity is None:
+    if active is None:
         return
     yield (
-        not math.isfinite(activity.loss),
-        f"the loss is {activity.loss}: look at its scale and margin, and train in 32-true",
+        not math.isfinite(active.loss),
+        f"the loss is {active.loss}: look at its scale and margin, and train in 32-true",
     )
     yield (
-        activity.gradient_norm <= NOTHING and math.isfinite(activity.loss),
+        active.gradient_norm <= NOTHING and math.isfinite(active.loss),
         "the loss gives this batch no gradient: everything it asks for is reached already, or there are no pairs. "
         "Raise the margin, put more classes into a batch, or stop training",
     )
     yield (
-        activity.gradient_norm > NOTHING and activity.negatives is not None and activity.negatives < 0.001,
-        f"{_percent(activity.negatives)} of the negative pairs are active: most of the batch is wasted. Put more "
+        active.gradient_norm > NOTHING and active.negatives is not None and active.negatives < 0.001,
+        f"{_percent(active.negatives)} of the negative pairs are active: most of the batch is wasted. Put more "
         "classes into it (chunk= makes large batches fit), or remember past ones (memory=)",
     )
 
