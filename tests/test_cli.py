@@ -159,3 +159,29 @@ def test_doctor_sees_a_bad_batch(photos: Path, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert "6 classes" in shown.splitlines()[0]  # 8 train, 2 of them held out
     assert "\n! 24 of 24 samples have an exact copy of their class in the batch" in shown
+
+
+def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("completion", "bash") == 0
+    script = capsys.readouterr().out
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(f'"{word}"' for word in words)
+        ask = (
+            f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _nearfar; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        return subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("nearfar", "tra") == ["train"]
+    assert "--freeze" in completed("nearfar", "train", "--fr")
+    assert completed("nearfar", "train", "--loss", "Circ") == ["CircleLoss"]
+    assert completed("nearfar", "train", "--recipe", "cub/ci") == ["cub/circle"]
+    assert set(completed("nearfar", "")) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_of_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("completion", shell) == 0
+    script = capsys.readouterr().out
+    assert "CircleLoss" in script
+    assert "freeze" in script
