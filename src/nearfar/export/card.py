@@ -1,0 +1,243 @@
+"""The model card, `README.md`, as the Hugging Face hub reads it: YAML in front, for people below."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import nearfar
+from nearfar.export import usage
+from nearfar.export.accuracy import METRICS, Accuracy
+from nearfar.export.network import input_shape, trunk_name
+from nearfar.export.parity import Parity
+from nearfar.export.preparation import FILE_NAME, steps
+from nearfar.models import Embedder
+from nearfar.training.config import TrainConfig
+
+# What the hub knows by a name of its own; anything else is "other" there, with the name beside it.
+_NAMES = (
+    "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause "
+    "bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 "
+    "cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 "
+    "cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 "
+    "epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc lppl-1.3c "
+    "ms-pl mpl-2.0 odc-by odbl openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl unknown other"
+)
+LICENCES = frozenset(_NAMES.split())
+_SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@10", "r_precision", "map@r", "map")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a card tells of, besides the model itself."""
+
+    name: str
+    kind: str
+    config: TrainConfig
+    metrics: Mapping[str, Any]
+    licence: str | None
+    parity: Parity
+    accuracy: Accuracy | None
+    files: Mapping[str, int]
+    """Names and bytes."""
+
+
+def card(model: Embedder, facts: Facts) -> str:
+    """The text of `README.md`."""
+    front = yaml.safe_dump(front_matter(model, facts), sort_keys=False, allow_unicode=True)
+    return f"---\n{front}---\n\n{_body(model, facts)}"
+
+
+def front_matter(model: Embedder, facts: Facts) -> dict[str, Any]:
+    """What the hub reads."""
+    licence = facts.licence or "unknown"
+    known = licence.lower() in LICENCES
+    matter: dict[str, Any] = {"license": licence.lower() if known else "other"}
+    if not known:
+        matter["license_name"] = licence
+    matter |= {
+        "library_name": "onnx" if facts.kind == "onnx" else "nearfar",
+        "pipeline_tag": "image-feature-extraction",
+        "tags": ["nearfar", "metric-learning", "image-retrieval", "embeddings", facts.kind],
+    }
+    results = _results(facts)
+    if results:
+        matter["model-index"] = [{"name": facts.name, "results": results}]
+    return matter
+
+
+def _results(facts: Facts) -> list[dict[str, Any]]:
+    after = facts.metrics.get("after") or {}
+    measured = [
+        {"type": re.sub(r"\W+", "_", name.replace("@", "_at_")), "name": name, "value": round(float(after[name]), 6)}
+        for name in _SHOWN
+        if name in after
+    ]
+    if not measured:
+        return []
+    data = data_name(facts.config)
+    split = facts.metrics.get("measured_on", "test")
+    dataset = {"type": re.sub(r"[^\w-]+", "-", data).strip("-").lower() or "data", "name": data, "split": split}
+    task = {"type": "image-feature-extraction", "name": "Image retrieval"}
+    return [{"task": task, "dataset": dataset, "metrics": measured}]
+
+
+def data_name(config: TrainConfig) -> str:
+    """Of the data, without the folders it lies in, which are nobody else's business."""
+    return Path(config.data.path).name or "data"
+
+
+def _body(model: Embedder, facts: Facts) -> str:
+    sections = [
+        f"# {facts.name}",
+        _summary(model, facts),
+        f"## Use\n\n{usage.text(facts.kind, model, quantised=facts.accuracy is not None)}",
+        _measured(facts),
+        _quantised(facts.accuracy) if facts.accuracy is not None else "",
+        _trained(model, facts),
+        _prepared(model),
+        _limits(model, facts),
+        _files(facts),
+        _licence(facts),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _summary(model: Embedder, facts: Facts) -> str:
+    shape = input_shape(model)
+    what = f"a binary code of {model.dimension} bits" if model.settings.head == "hash" else f"{model.dimension} numbers"
+    return (
+        f"Turns {'an image' if len(shape) == 3 else 'features'} into {what}, such that those of the same class lie "
+        "near each other and others far: for search by example, recognition of the new, grouping, deduplication. A "
+        f"`{trunk_name(model.trunk_description)}` that takes {' × '.join(map(str, shape))} numbers, trained on "
+        f"{_code(data_name(facts.config))} with nearfar {nearfar.__version__}."
+    )
+
+
+def _measured(facts: Facts) -> str:
+    before, after = facts.metrics.get("before") or {}, facts.metrics.get("after") or {}
+    names = [name for name in _SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
+    if not names:
+        return ""
+    which = "classes that it was not trained on" if facts.metrics.get("open_set") else "other images of its classes"
+    mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
+    rows = [(name, _percent(before.get(name)), _percent(after[name])) for name in names]
+    return (
+        f"## Results\n\nOn {_code(data_name(facts.config))}, {which} ({facts.metrics.get('measured_on', 'test')} rows)"
+        f"{mirrored}:\n\n{table(('', 'before training', 'after'), rows)}"
+    )
+
+
+def _quantised(found: Accuracy) -> str:
+    rows = [
+        (name, _percent(found.before[name]), _percent(found.after[name])) for name in METRICS if name in found.after
+    ]
+    return (
+        "## In eight bits\n\n"
+        f"`model-int8.onnx` against `model.onnx`, on {found.rows:,} rows of {_code(found.data)}:\n\n"
+        f"{table(('', 'model.onnx', 'model-int8.onnx'), rows)}\n\n"
+        f"The cosine between the two vectors of an image is {found.mean:.4f} on average, {found.least:.4f} at least. "
+        "Activations are quantised by the range they have in a batch, so that an image's vector depends a little on "
+        "the others in its batch. Search a gallery with the file that made its vectors."
+    )
+
+
+def _trained(model: Embedder, facts: Facts) -> str:
+    config = facts.config
+    losses = [
+        f"{loss.name}({', '.join(f'{name}={value}' for name, value in loss.arguments.items())})"
+        + (f" × {loss.weight:g}" if loss.weight != 1 else "")
+        for loss in config.loss
+    ]
+    rows = [
+        ("data", data_name(config)),
+        ("loss", " + ".join(losses)),
+        ("trunk", f"{trunk_name(model.trunk_description)}{', frozen' if config.model.freeze else ''}"),
+        ("pooling, head", f"{model.settings.pool}, {model.settings.head}"),
+        ("optimiser", f"{config.optimiser.name}, rate {config.optimiser.lr}, {config.schedule.kind}"),
+        ("steps", f"{facts.metrics.get('steps', 'unknown')}"),
+        ("seed", f"{config.seed}"),
+    ]
+    return f"## Training\n\n{table(('', ''), [(name, _code(value)) for name, value in rows])}"
+
+
+def _prepared(model: Embedder) -> str:
+    if len(input_shape(model)) == 1:
+        return ""
+    lines = "\n".join(f"{number}. {step}" for number, step in enumerate(steps(model.preprocess), 1))
+    mean, std = (", ".join(f"{x:.6g}" for x in values) for values in (model.preprocess.mean, model.preprocess.std))
+    return (
+        f"## Preparation of images\n\n{lines}\n\nmean: {mean}; std: {std}. `{FILE_NAME}` holds the same for programs."
+    )
+
+
+def _limits(model: Embedder, facts: Facts) -> str:
+    lines = [
+        "- The results are of these data. On pictures of another kind, measure first.",
+        f"- Against PyTorch, on {facts.parity.rows} rows of {_code(facts.parity.of)}: cosine "
+        f"{facts.parity.least:.6f} at least, {facts.parity.mean:.6f} on average.",
+    ]
+    threshold = model.calibration.get("threshold")
+    if isinstance(threshold, Mapping) and "threshold" in threshold:
+        lines.append(
+            f"- Two images show the same from a cosine of {threshold['threshold']:.4f} on, by calibration on "
+            f"validation classes (precision {_percent(threshold.get('precision'))} there); other data may need "
+            "another threshold."
+        )
+    return "## Limits\n\n" + "\n".join(lines)
+
+
+def _files(facts: Facts) -> str:
+    rows = [(f"`{name}`", readable(size)) for name, size in sorted(facts.files.items())]
+    return f"## Files\n\n{table(('file', 'size'), rows)}"
+
+
+def _licence(facts: Facts) -> str:
+    said = f"This model: {_code(facts.licence)}." if facts.licence else "No licence has been stated for this model."
+    return (
+        f"## Licence\n\n{said} Weights that the training began with and the data it used have licences of their own, "
+        "which may bind what is made of them."
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; what is in a cell cannot break out of it.
+
+    >>> print(table(("a", "b"), [("1|2", "3")]))
+    | a | b |
+    |---|---|
+    | 1\\|2 | 3 |
+    """
+    lines = [
+        head,
+        ["---"] * len(head),
+        *([re.sub(r"\s+", " ", cell).replace("|", "\\|") for cell in row] for row in rows),
+    ]
+    return "\n".join(
+        "|" + "|".join(cells) + "|" if number == 1 else "| " + " | ".join(cells) + " |"
+        for number, cells in enumerate(lines)
+    )
+
+
+def readable(size: int) -> str:
+    """Bytes, as people read them.
+
+    >>> readable(343_422), readable(1315), readable(13_570_000)
+    ('343 kB', '1.32 kB', '13.6 MB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} bytes"
+
+
+def _percent(value: Any) -> str:
+    return f"{value:.2%}" if isinstance(value, (int, float)) else ""
+
+
+def _code(text: str) -> str:
+    """As code, which keeps Markdown and HTML in names from working."""
+    return f"`{text.replace('`', chr(39))}`"

@@ -1,0 +1,57 @@
+"""Rows of a table as a model takes them: images, prepared, or features."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nearfar.data import Table
+from nearfar.export.network import ExportError, input_shape
+from nearfar.imaging import BrokenImageError
+from nearfar.models import Embedder
+from nearfar.models.given import GivenFeatures
+
+COMPARED = 16
+"""How many rows an exported file is compared on."""
+
+
+def inputs_of(model: Embedder, table: Table) -> tuple[Any, Callable[[Any], Tensor]]:
+    """The inputs of all rows, and what makes a tensor of one."""
+    if not isinstance(model.trunk, GivenFeatures):
+        if table.images is None:
+            raise ExportError(f"{table.name} has no images, which this model takes: give other data with --data")
+        return table.images, model.preprocess
+    if table.features is None or table.features.shape[1] != model.trunk.dimension:
+        raise ExportError(f"{table.name} lacks features of {model.trunk.dimension} dimensions: give others with --data")
+    return table.features, torch.as_tensor
+
+
+def some_inputs(model: Embedder, table: Table | None) -> tuple[Tensor, str]:
+    """A few inputs, and where they come from: a table, evenly spread, the readable ones; else chance."""
+    if table is not None:
+        inputs, prepare = inputs_of(model, table)
+        found = []
+        for row in np.unique(np.linspace(0, len(table) - 1, COMPARED).astype(int)):
+            with contextlib.suppress(BrokenImageError):
+                found.append(prepare(inputs[int(row)]))
+        found = [one for one in found if not one.isnan().any()]
+        if found:
+            return torch.stack(found), table.name
+    return made_inputs(model), "chance"
+
+
+def made_inputs(model: Embedder) -> Tensor:
+    """Patches with noise on them, prepared as images are; or features: where a run's data is not at hand."""
+    generator = torch.Generator().manual_seed(0)
+    shape = input_shape(model)
+    if len(shape) == 1:
+        return torch.randn(COMPARED, *shape, generator=generator)
+    channels, *size = shape
+    coarse = torch.rand(COMPARED, channels, 5, 5, generator=generator)
+    fine = torch.rand(COMPARED, channels, *size, generator=generator)
+    pixels = 205 * functional.interpolate(coarse, size, mode="bilinear") + 50 * fine
+    return model.preprocess.normalise(pixels.to(torch.uint8))

@@ -1,0 +1,98 @@
+"""A model as an ONNX file: constants folded, the batch of any size, the preparation of images in its metadata."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import nearfar
+from nearfar.export.network import (
+    OUTPUT,
+    ExportError,
+    example_inputs,
+    input_name,
+    plain_network,
+    trunk_name,
+    without_chatter,
+)
+from nearfar.models import Embedder
+
+try:
+    import onnx_ir
+    import onnxruntime  # type: ignore[import-untyped]
+    from onnxscript import optimizer
+except ImportError as missing:
+    raise ImportError("writing ONNX needs onnx, onnxscript and onnxruntime: pip install 'nearfar[export]'") from missing
+
+OPSET = 18
+"""Read by every onnxruntime since 1.14 (2023)."""
+_NO_LIMIT = 2**62  # of the size of what is folded: kernels with their batch normalisation in them, above all
+
+
+def write_onnx(model: Embedder, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write the model; beyond 2 GB, which is as much as the format holds, its weights go into a file beside it.
+
+    Args:
+        metadata: kept in the file's `metadata_props`.
+    """
+    network = plain_network(model)
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with without_chatter():
+            program = torch.onnx.export(
+                network,
+                (example_inputs(model),),
+                dynamo=True,
+                input_names=[input_name(model)],
+                output_names=[OUTPUT],
+                opset_version=OPSET,
+                dynamic_shapes=({0: batch},),
+                optimize=False,  # below, without a limit of size
+                verbose=False,
+            )
+            assert program is not None
+            optimizer.optimize(program.model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT)
+    except torch.onnx.OnnxExporterError as error:
+        raise ExportError(
+            f"{trunk_name(model.trunk_description)} cannot be written as ONNX: {_reason(error)}. "
+            "--format torchscript and --format safetensors may serve instead"
+        ) from error
+    _describe(program.model, metadata)
+    program.save(path, external_data=False)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what is at the bottom of an error, below the exporter's advice to its own developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[0].rstrip(".")
+
+
+def _describe(model: onnx_ir.Model, metadata: Mapping[str, str]) -> None:
+    """Put our metadata in, and take out where in whose files each node was made: it tells of this machine."""
+    model.producer_name, model.producer_version = "nearfar", nearfar.__version__
+    model.metadata_props.clear()
+    model.metadata_props.update(metadata)
+    model.graph.metadata_props.clear()
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+
+
+def onnx_network(path: Path, threads: int | None = None) -> Callable[[Tensor], Tensor]:
+    """The file, as a function of what the model takes; on the CPU, with as many threads as torch has."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    (taken,) = session.get_inputs()
+
+    def embed(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {taken.name: inputs.numpy()})[0])
+
+    return embed
