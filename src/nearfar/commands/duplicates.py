@@ -1,0 +1,55 @@
+"""`nearfar duplicates`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+
+def run(words: Sequence[str]) -> int:
+    """Find near-identical images."""
+    parser = argparse.ArgumentParser(
+        prog="nearfar duplicates",
+        description="Find groups of near-identical images, above all between training and test images.",
+    )
+    parser.add_argument("data", nargs="?", default="glyphs", metavar="DATA", help="a data set (the embedded glyphs)")
+    parser.add_argument("--threshold", type=float, metavar="T", help="cosine of near-identical images (0.9)")
+    parser.add_argument("--backbone", default="efficientnet-lite0", metavar="NAME", help="(efficientnet-lite0)")
+    parser.add_argument("--run", metavar="RUN", help="compare by the model of a run instead; needs --threshold")
+    parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    parser.add_argument("--out", default="duplicates.html", metavar="FILE", help="the page (duplicates.html)")
+    parser.add_argument("--csv", metavar="FILE", help="write a table of the images in groups, too")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, and write no page")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    options = parser.parse_args(words)
+    from nearfar.models import Embedder
+    from nearfar.models.extraction import progress_bar
+    from nearfar.retrieval.duplicates import THRESHOLD, find_duplicates
+    from nearfar.retrieval.duplicates_page import write_page
+    from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.gallery import open_gallery
+    from nearfar.retrieval.index import RetrievalError
+
+    gallery = open_gallery([options.data], split=options.split)
+    if options.run is None:
+        encoder = Encoder(Embedder(options.backbone, head=None).to(options.device), max_broken=1.0)
+    elif options.threshold is None:
+        raise RetrievalError(
+            "a trained model puts all images of a class close together: say from which similarity on they are "
+            "near-identical, such as --threshold 0.98"
+        )
+    else:
+        encoder = Encoder.of_run(options.run, options.device)
+    threshold = THRESHOLD if options.threshold is None else options.threshold
+    with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
+        found = find_duplicates(encoder, gallery, threshold, advance=advance)
+    if options.csv:
+        found.write_csv(options.csv)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+        return 0
+    print(found.summary())
+    for group in found.leaks[:10]:
+        print("  leak: " + " = ".join(f"{member.image} ({member.split})" for member in group.members[:4]))
+    print(write_page(found, gallery, options.out))
+    return 0

@@ -1,0 +1,33 @@
+"""`nearfar embed`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def run(words: Sequence[str]) -> int:
+    """Embed a data set with the model of a run, to a file."""
+    parser = argparse.ArgumentParser(
+        prog="nearfar embed", description="Embed images with the model of a run: paths, labels and vectors, in a file."
+    )
+    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    parser.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
+    parser.add_argument("--out", required=True, metavar="FILE", help="NAME.parquet or NAME.npz")
+    parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    options = parser.parse_args(words)
+    from nearfar.models.extraction import progress_bar
+    from nearfar.retrieval.embed import check_name, write_embeddings
+    from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.gallery import gallery_for
+    from nearfar.training.runs import Run
+
+    check_name(options.out)
+    found = Run(options.run)
+    encoder = Encoder.of_run(found, options.device)
+    gallery = gallery_for(found.config.data, options.data, options.split)
+    with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
+        written = write_embeddings(encoder, gallery, options.out, advance=advance)
+    left_out = f"; {written.broken:,} cannot be read" if written.broken else ""
+    print(f"{written.path}: {written.images:,} embeddings of {encoder.dimension} numbers{left_out}")
+    return 0

@@ -1,0 +1,109 @@
+"""`nearfar index`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def run(words: Sequence[str]) -> int:
+    """Make an index of images, or change it."""
+    options = _parser().parse_args(words)
+    from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.gallery import gallery_for
+    from nearfar.retrieval.index import index_exists, make_index, open_index
+    from nearfar.retrieval.search import index_of
+    from nearfar.training.runs import Run
+
+    found = Run(options.run)
+    encoder = Encoder.of_run(found, options.device)
+    where = index_of(options.run, options.index)
+    adds = not (options.remove or options.prune or options.compact)
+    gallery = gallery_for(found.config.data, options.data, options.split) if adds else None
+    new = adds and (options.rebuild or not index_exists(where))
+    index = make_index(where, encoder.about(options.kind or "exact"), replace=True) if new else open_index(where)
+    try:
+        index.check(encoder.fingerprint)
+        result = _removed(options, index) if gallery is None else _added(index, encoder, gallery)
+        if options.compact or (options.kind and options.kind != index.about.kind):
+            index.compact(options.kind)
+        if new or options.far is not None or options.precision is not None:
+            from nearfar.retrieval.calibration import calibrated
+
+            index.set_threshold(calibrated(found, encoder, far=options.far, precision=options.precision))
+        result |= _described(index)
+    finally:
+        index.close()
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        _print(result)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nearfar index",
+        description="Index images for nearfar search. What is indexed already and has not changed is not embedded "
+        "again; a build that was interrupted goes on where it was.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    parser.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
+    parser.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    parser.add_argument("--kind", choices=("exact", "hnsw", "ivfpq"), help="how to search (exact)")
+    parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    parser.add_argument("--remove", nargs="+", metavar="ID", help="take out images, or all below a folder; add none")
+    parser.add_argument("--prune", action="store_true", help="take out images whose files are gone; add none")
+    parser.add_argument("--compact", action="store_true", help="put what many changes left into one piece; add none")
+    parser.add_argument("--rebuild", action="store_true", help="begin a new index in place of the old")
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument("--far", type=float, metavar="F", help="find the threshold of this false accept rate")
+    goal.add_argument("--precision", type=float, metavar="P", help="find the threshold of this precision")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
+    return parser
+
+
+def _added(index: Any, encoder: Any, gallery: Any) -> dict[str, Any]:
+    from nearfar.models.extraction import progress_bar
+    from nearfar.retrieval.build import add_images
+
+    with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
+        return dict(vars(add_images(index, encoder, gallery, advance=advance)))
+
+
+def _removed(options: argparse.Namespace, index: Any) -> dict[str, Any]:
+    from nearfar.retrieval.build import gone, named
+
+    ids = named(index, options.remove or []) + (gone(index) if options.prune else [])
+    if not (options.remove or options.prune):
+        return {}
+    with index.change() as change:
+        return {"removed": change.remove(ids)}
+
+
+def _described(index: Any) -> dict[str, Any]:
+    from nearfar.retrieval.recall import measured_recall
+
+    about = index.about
+    result = {"index": index.where, "images": len(index), "kind": about.kind, "similarity": about.similarity}
+    recall = None if about.kind == "exact" else measured_recall(index)
+    return {**result, "threshold": about.threshold, "recall": None if recall is None else vars(recall)}
+
+
+def _print(result: dict[str, Any]) -> None:
+    from nearfar.retrieval.calibration import described
+    from nearfar.retrieval.recall import Recall
+
+    what = f"{result['kind']}, {'binary codes' if result['similarity'] == 'hamming' else 'cosines'}"
+    print(f"{result['index']}: {result['images']:,} images ({what})")
+    if "embedded" in result:
+        broken = f", {result['broken']:,} cannot be read" if result["broken"] else ""
+        done = f"{result['embedded']:,} embedded, {result['unchanged']:,} unchanged{broken}"
+        print(f"{done}; {result['seconds']:.1f} s")
+    if "removed" in result:
+        print(f"{result['removed']:,} removed")
+    if result["recall"] is not None:
+        print(Recall(**result["recall"]))
+    print(described(result["threshold"]))

@@ -1,0 +1,51 @@
+"""`nearfar search`."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(words: Sequence[str]) -> int:
+    """Find the images of an index that are nearest to pictures."""
+    parser = argparse.ArgumentParser(
+        prog="nearfar search", description="Find the indexed images that are nearest to pictures."
+    )
+    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="pictures to search for")
+    parser.add_argument("--k", type=int, default=10, metavar="N", help="how many to find for each (10)")
+    parser.add_argument(
+        "--threshold", metavar="T", help='leave out what is less similar: a number, or "calibrated" (all)'
+    )
+    parser.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    parser.add_argument("--out", metavar="FILE", help="the page with the pictures found (RUN/search.html)")
+    parser.add_argument("--open", action="store_true", help="open that page in the browser")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON, and write no page")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    options = parser.parse_args(words)
+    from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.search import index_of, open_for, search
+
+    encoder = Encoder.of_run(options.run, options.device)
+    index = open_for(encoder, index_of(options.run, options.index))
+    try:
+        results = search(index, encoder, options.images, k=options.k, threshold=options.threshold)
+    finally:
+        index.close()
+    if options.json:
+        print(json.dumps([result.to_dict() for result in results], indent=2))
+        return 0
+    for result in results:
+        label = f" ({result.label})" if result.label else ""
+        print(f"{result.query}{label}: {len(result.hits)} found")
+        for rank, hit in enumerate(result.hits, 1):
+            print(f"  {rank:>3}  {hit.similarity:.4f}  {hit.label:<24}  {hit.id}")
+    from nearfar.retrieval.grid import write_grid
+
+    page = write_grid(results, options.out or Path(options.run) / "search.html", where=index.where)
+    print(page)
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
+    return 0

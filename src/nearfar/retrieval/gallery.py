@@ -1,0 +1,123 @@
+"""Images to be indexed: a table, and an id for each of its rows; and back from an id to its picture."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import nearfar.data
+from nearfar.data import Files, Images, Source, Table, identity
+from nearfar.data.tables import UNLABELLED
+from nearfar.imaging.listing import EXTENSIONS
+from nearfar.retrieval.index import RetrievalError
+from nearfar.retrieval.texts import Texts
+from nearfar.training.config import DataConfig
+
+ROW = "#"  # between a data set and a row, in the id of an image that is not a file
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Images with their ids: the paths of their files, or DATA#ROW."""
+
+    table: Table
+    ids: Texts
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def images(self) -> Images:
+        """The column of pictures."""
+        assert self.table.images is not None
+        return self.table.images
+
+    def label(self, row: int) -> str:
+        """The name of a row's class; "" if it has none."""
+        return self.table.label_name(row)
+
+    def state(self, row: int) -> str:
+        """What tells the image from an earlier state of itself; "" if it is not there."""
+        try:
+            whole = identity(self.images[row])
+        except OSError:
+            return ""
+        return hashlib.blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+    def select(self, rows: Sequence[int]) -> "Gallery":
+        """Some rows."""
+        return Gallery(self.table.select(np.asarray(rows, np.int64)), Texts.of(self.ids.take(rows)))
+
+
+def open_gallery(
+    data: Sequence[str | os.PathLike[str]], layout: str | None = None, split: str | None = None
+) -> Gallery:
+    """The images of a data set; or image files, which have no labels.
+
+    Args:
+        data: what `nearfar.data.open` opens, or paths of image files.
+        layout: of a data set that is not to be recognised.
+        split: only its rows.
+    """
+    paths = [Path(path) for path in data]
+    files = [path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_dir()]
+    if files and len(files) == len(paths):
+        for path in files:
+            if not path.is_file():
+                raise FileNotFoundError(f"there is no {path}")
+        names = list(dict.fromkeys(str(path.absolute()) for path in files))
+        none = np.full(len(names), UNLABELLED, np.int64)
+        test = np.full(len(names), nearfar.data.SPLITS.index("test"), np.int8)
+        return Gallery(Table("images", none, (), test, Files("/", names)), Texts.of(names))
+    if len(data) != 1:
+        raise RetrievalError("give one data set, or image files: several data sets are indexed one after the other")
+    return gallery_of(nearfar.data.open(data[0], layout), data[0], split)
+
+
+def gallery_for(own: DataConfig, data: Sequence[str | os.PathLike[str]], split: str | None = None) -> Gallery:
+    """What is given, or the data of a run where nothing is."""
+    return open_gallery(data, split=split) if data else open_gallery([own.path], own.layout, split)
+
+
+def gallery_of(table: Table, data: str | os.PathLike[str], split: str | None = None) -> Gallery:
+    """A table's rows; `data` is where the table comes from."""
+    if table.images is None:
+        raise RetrievalError(f"{table.name} has no images, only features: there is nothing to embed")
+    if isinstance(table.images, Files):
+        names = (str(table.images[row]) for row in range(len(table)))
+    else:
+        place = str(Path(data).absolute()) if Path(data).exists() else os.fspath(data)
+        names = (f"{place}{ROW}{row}" for row in range(len(table)))
+    whole = Gallery(table, Texts.of(names))
+    if split is None:
+        return whole
+    table.split(split)  # an error that says which there are
+    rows = np.flatnonzero(table.split_ids == nearfar.data.SPLITS.index(split))
+    return whole.select(rows.tolist())
+
+
+class Pictures:
+    """The pictures of ids, wherever they are: files are there at once, other data sets are opened when first asked."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Table | None] = {}
+
+    def source(self, image: str) -> Source | None:
+        """What `nearfar.data.load_image` takes; None if there is no such picture any more."""
+        if Path(image).is_file():
+            return image
+        data, mark, row = image.rpartition(ROW)
+        if not mark or not row.isdigit():
+            return None
+        if data not in self._tables:
+            try:
+                self._tables[data] = nearfar.data.open(data)
+            except (OSError, ValueError):
+                self._tables[data] = None
+        table = self._tables[data]
+        if table is None or table.images is None or int(row) >= len(table):
+            return None
+        return table.images[int(row)]
