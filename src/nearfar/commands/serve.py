@@ -1,0 +1,63 @@
+"""`nearfar serve`."""
+
+import argparse
+from collections.abc import Sequence
+
+
+def run(words: Sequence[str]) -> int:
+    """Serve a page to search a run's gallery and to see what its model gets wrong."""
+    options = _parser().parse_args(words)
+    try:
+        import fastapi
+        import uvicorn  # noqa: F401
+    except ImportError as missing:
+        raise ImportError("the server is made with FastAPI and uvicorn: pip install 'nearfar[serve]'") from missing
+    del fastapi
+    from nearfar.serve.limits import Limits
+    from nearfar.serve.start import Options, serve
+
+    if options.max_upload <= 0 or options.rate < 0:
+        raise ValueError("--max-upload must be positive, and --rate not negative")
+    serve(
+        options.runs,
+        Options(
+            host=options.host,
+            port=options.port,
+            indexes=options.index or [],
+            names=options.name or [],
+            read_only=options.read_only,
+            browser=options.open,
+            device=options.device,
+            limits=Limits(
+                upload_bytes=int(options.max_upload * 1e6),
+                rate=options.rate or None,
+                burst=max(50, int(5 * options.rate)),
+            ),
+        ),
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nearfar serve",
+        description="A page to search with pictures, to browse the gallery, to see the worst queries and the most "
+        "confused classes, and to compare two runs; and the API behind it. A run without an index gets one.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that nearfar train left; two are compared")
+    parser.add_argument(
+        "--index", nargs="+", metavar="WHERE", help="of each run: a folder, or milvus:ADDRESS (RUN/index)"
+    )
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="to listen on; 0 takes a free one (8000)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="to listen on; 0.0.0.0 lets other machines in (127.0.0.1: this one alone)"
+    )
+    parser.add_argument("--name", action="append", metavar="NAME", help="a host name under which browsers may reach it")
+    parser.add_argument("--read-only", action="store_true", help="let no one add images or take them away")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument("--max-upload", type=float, default=20, metavar="MB", help="of a picture (20)")
+    parser.add_argument(
+        "--rate", type=float, default=100, metavar="N", help="requests a second from one address; 0: any number (100)"
+    )
+    parser.add_argument("--device", default="cpu", help="where the networks compute (cpu)")
+    return parser

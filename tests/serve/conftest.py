@@ -1,0 +1,39 @@
+"""Two runs on a folder of glyphs, trained for a moment, for the command and for the browser."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearfar.data.embedded import glyphs
+from nearfar.training.train import train
+from tests.training.making import SMALL
+
+CLASSES, EACH = 36, 8
+
+
+@pytest.fixture(scope="session")
+def glyph_folder(tmp_path_factory) -> Path:
+    """A folder for each of 36 characters."""
+    folder = tmp_path_factory.mktemp("data")
+    table = glyphs(classes=CLASSES, per_class=EACH, size=24, difficulty=0.5, cache=folder / "cache")
+    for row in range(len(table)):
+        path = folder / "glyphs" / f"U+{ord(table.label_name(row)):04X}" / f"{row:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert table.images is not None
+        Image.fromarray(np.asarray(table.images[row])).save(path)
+    return folder / "glyphs"
+
+
+@pytest.fixture(scope="session")
+def glyph_runs(glyph_folder, tmp_path_factory) -> list[Path]:
+    """One run of 60 steps, one of 5."""
+    runs = tmp_path_factory.mktemp("runs")
+    options = {**SMALL, "size": 24, "framing": "stretch", "epochs": 1000, "quiet": True, "log_every": 50}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, loss, steps in (("trained", "MultiSimilarityLoss", 60), ("hardly", "CircleLoss", 5)):
+            train(str(glyph_folder), loss=loss, max_steps=steps, out=str(runs / name), **options)
+    return [runs / "trained", runs / "hardly"]
