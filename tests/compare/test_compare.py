@@ -102,7 +102,8 @@ def test_the_folds_share_no_class_and_no_test_class(weights: str) -> None:
     table = data()
     config = with_options(TrainConfig(), {**SMALL, "freeze": True, "weights": weights})
     rows = set_apart(table, config, 3)
-    ground = Ground(config, rows.seen, 3)
+    folds = rows.seen.folds(3, seed=config.seed)
+    ground = Ground(config, [(fold.split("train"), fold.split("val")) for fold in folds])
     names = [{fold.val.label_name(i) for i in range(len(fold.val))} for fold in ground.folds]
     for fold, validated in zip(ground.folds, names, strict=True):
         trained = {fold.train.label_name(i) for i in range(len(fold.train))}
@@ -315,10 +316,10 @@ def test_the_whole_network_can_be_trained(tmp_path: Path) -> None:
 
 
 def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
-    folds = list(patterns(classes=20, each=30).folds(4))
+    folds = [fold.split("train") for fold in patterns(classes=20, each=30).folds(4)]
     options = {"freeze": True, "backbone": "efficientnet-lite0", "dimension": 64}
     config = shared_config(with_options(TrainConfig(), options), folds)
-    smallest = min(fold.split("train").num_classes for fold in folds)
+    smallest = min(fold.num_classes for fold in folds)
     assert smallest == 7
     assert (config.sampler.kind, config.sampler.p, config.sampler.k, config.sampler.batch_size) == ("pk", 7, 4, 28)
     steps = config.epochs * (7 * 30 // 28)

@@ -3,11 +3,14 @@
 The test rows are set apart first, and are in nothing that is made here.
 """
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearfar.data import Features, Loader, Table
@@ -40,8 +43,6 @@ class Rows:
 
 def set_apart(table: Table, config: TrainConfig, folds: int) -> Rows:
     """Put the test rows aside."""
-    if table.images is None:
-        raise ConfigError(f"{table.name} has no images, only features: a comparison needs images")
     parts = split(table, replace(config.data, validation=0.0), config.seed)
     if not parts.open_set:
         raise ConfigError(
@@ -60,12 +61,12 @@ def set_apart(table: Table, config: TrainConfig, folds: int) -> Rows:
     return Rows(seen, parts.test, tuple(note for note in parts.notes if not note.startswith("no validation")))
 
 
-def shared_config(config: TrainConfig, folds: list[Table]) -> TrainConfig:
+def shared_config(config: TrainConfig, trains: Sequence[Table]) -> TrainConfig:
     """The configuration with everything chosen that is the same for all losses; only the loss is left open.
 
-    It is chosen for the smallest fold, so that the batches are the same on all of them and in the end.
+    It is chosen for the smallest training table, so that the batches are the same on all of them and in the end.
     """
-    train = min((fold.split("train") for fold in folds), key=lambda rows: (rows.num_classes, len(rows)))
+    train = min(trains, key=lambda rows: (rows.num_classes, len(rows)))
     frozen, sampler = config.model.freeze, config.sampler
     if frozen and is_glyphs(train) and config.model.backbone is None:
         config = replace(
@@ -107,28 +108,27 @@ class Ground:
 
     Args:
         config: shared; what it leaves open is chosen.
-        seen: no test row is in it.
-        folds: how many.
+        tables: of each fold, rows to train on and rows to validate on.
     """
 
-    def __init__(self, config: TrainConfig, seen: Table, folds: int):
-        tables = list(seen.folds(folds, seed=config.seed))
-        config = shared_config(config, tables)
+    def __init__(self, config: TrainConfig, tables: Sequence[tuple[Table, Table]]):
+        config = shared_config(config, [train for train, _ in tables])
         torch.manual_seed(config.seed)
         self.embedder = build_embedder(config)
         self.config = with_images_of(config, self.embedder)
         self.device = make_trainer(self.config, 1).strategy.root_device
         self.embedder.to(self.device)
-        begin = {name: value.clone() for name, value in self.embedder.state_dict().items()}
-        self.folds = [self._fold(table, begin) for table in tables]
+        self._begin = {name: value.clone() for name, value in self.embedder.state_dict().items()}
+        self.folds = [self.fold(train, val) for train, val in tables]
 
     @property
     def metric(self) -> str:
         """By which settings are judged."""
         return self.config.evaluation.metric
 
-    def _fold(self, table: Table, begin: dict[str, Tensor]) -> Fold:
-        train, val = table.split("train"), table.split("val")
+    def fold(self, train: Table, val: Table) -> Fold:
+        """Rows to train on and to validate on, with all that trials on them share."""
+        begin = self._begin
         self.embedder.load_state_dict(begin)
         start(self.embedder, nn.Identity(), train, self.config)  # the head; class vectors are the losses'
         state = self.embedder.state_dict()
@@ -155,6 +155,18 @@ class Ground:
         there = ~embeddings.isnan().any(1)
         return embeddings[there].to(self.device), torch.from_numpy(train.labels[rows])[there]
 
+    def relabelled(self, fold: Fold, labels: NDArray[np.int64]) -> Fold:
+        """A fold whose training rows have other labels. The head starts as before, class vectors at the new classes."""
+        train = replace(fold.train, labels=labels)
+        self.begin(fold)
+        return replace(fold, train=train, class_start=self._class_start(train))
+
+    def under(self, config: TrainConfig) -> "Ground":
+        """The same ground under another configuration of batches, steps and seed; the model stays what it is."""
+        other = copy.copy(self)
+        other.config = config
+        return other
+
     def begin(self, fold: Fold) -> Embedder:
         """The model as it starts on a fold. It is always the same one, set back."""
         self.embedder.load_state_dict(fold.start)
@@ -167,17 +179,21 @@ class Ground:
         sampler = make_sampler(self.config.sampler, fold.train, self.config.seed)
         return FeatureLoader(fold.features, fold.train.labels, sampler, self.config.seed)
 
+    def embeddings(self, fold: Fold) -> NDArray[np.float32]:
+        """Of the validation rows, by the model as it is now."""
+        if fold.val_features is None:
+            return embed(self.embedder, fold.val, self.config)
+        was_training = self.embedder.training
+        self.embedder.eval()
+        with torch.inference_mode():
+            found: NDArray[np.float32] = self.embedder.project(fold.val_features).float().cpu().numpy()
+        self.embedder.train(was_training)
+        return found
+
     def validate(self, fold: Fold) -> float:
         """The metric of the model as it is now, on the validation rows; NaN if the embeddings are not numbers."""
-        if fold.val_features is None:
-            embeddings = embed(self.embedder, fold.val, self.config)
-        else:
-            was_training = self.embedder.training
-            self.embedder.eval()
-            with torch.inference_mode():
-                embeddings = self.embedder.project(fold.val_features).float().cpu().numpy()
-            self.embedder.train(was_training)
-            if not np.isfinite(embeddings).all():
-                return math.nan
+        embeddings = self.embeddings(fold)
+        if fold.val_features is not None and not np.isfinite(embeddings).all():
+            return math.nan
         value: float = measure(embeddings, fold.val, self.config.evaluation.ks).get(self.metric, math.nan)
         return value

@@ -1,17 +1,20 @@
 """One setting of a loss, trained on one fold and judged on its validation classes."""
 
 import contextlib
+import functools
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import nn
 
 from nearfar.compare.ground import Fold, Ground
+from nearfar.losses import SumLoss
 from nearfar.training.build import build_loss
 from nearfar.training.checks import check_batches, check_parameters
 from nearfar.training.config import LossConfig, TrainConfig
@@ -23,6 +26,7 @@ from nearfar.training.start import start_classes
 from nearfar.training.train import StoppedError, make_trainer, without_chatter
 
 Setting = Mapping[str, float]  # "lr", "proxies", "loss.NAME": values
+After = Callable[[Learner, Step, float], None]
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ def configured(shared: TrainConfig, loss: LossConfig, setting: Setting) -> Train
 class _Watch:
     """Looks at the validation classes as `nearfar train` does, and at the clock (`Observer`)."""
 
-    def __init__(self, ground: Ground, fold: Fold, stream: Stream):
-        self._ground, self._fold, self._stream = ground, fold, stream
+    def __init__(self, look: Callable[[], float], stream: Stream, after: After | None):
+        self._look, self._stream, self._after = look, stream, after
         self._epoch: int | None = None
         self._began = 0.0
         self.step_seconds: list[float] = []
@@ -69,6 +73,8 @@ class _Watch:
     def after_step(self, learner: Learner, step: Step) -> None:
         float(step.loss)  # waits for devices that compute on their own
         self.step_seconds.append(time.perf_counter() - self._began)
+        if self._after is not None:
+            self._after(learner, step, self.step_seconds[-1])
         if self.stopping:
             learner.trainer.should_stop = True
             return
@@ -76,14 +82,29 @@ class _Watch:
         last = learner.done == learner.total_steps
         if last or (state["position"] == 0 and state["epoch"] % learner.config.evaluation.every == 0):
             with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
-                value = self._ground.validate(self._fold)
+                value = self._look()
             if math.isnan(value):
                 raise learner.not_finite("the embeddings are not numbers", learner.done)
             self.looks.append(value)
 
 
-def run_fold(ground: Ground, fold: Fold, loss: LossConfig, setting: Setting) -> Outcome:
-    """Train a setting on a fold, by the very steps of `nearfar train`, and keep nothing but what it came to."""
+def run_fold(
+    ground: Ground,
+    fold: Fold,
+    loss: LossConfig,
+    setting: Setting,
+    *,
+    look: Callable[[], float] | None = None,
+    extra: nn.Module | None = None,
+    after: After | None = None,
+) -> Outcome:
+    """Train a setting on a fold, by the very steps of `nearfar train`, and keep nothing but what it came to.
+
+    Args:
+        look: at the model while it is trained and in the end; by default, the metric of the validation classes.
+        extra: what is added to the loss, such as a penalty.
+        after: is told of every step once the weights have moved, with the seconds that it took.
+    """
     began = time.monotonic()
     config = configured(ground.config, loss, setting)
     embedder = ground.begin(fold)
@@ -91,6 +112,8 @@ def run_fold(ground: Ground, fold: Fold, loss: LossConfig, setting: Setting) -> 
     built = build_loss(config.loss, fold.train.num_classes, embedder.dimension).to(ground.device)
     if fold.class_start is not None:
         start_classes(built, *fold.class_start)
+    if extra is not None:
+        built = SumLoss([built, extra])
     loader = ground.loader(fold)
     check_batches(loader.sampler, fold.train.labels, built)
     assert config.epochs is not None
@@ -98,7 +121,7 @@ def run_fold(ground: Ground, fold: Fold, loss: LossConfig, setting: Setting) -> 
     steps = steps if config.max_steps is None else min(steps, config.max_steps)
     check_parameters(built, make_optimisation(config, embedder, built, steps)[0])
     stream = Stream(loader, steps)
-    watch = _Watch(ground, fold, stream)
+    watch = _Watch(look or functools.partial(ground.validate, fold), stream, after)
     diverged = False
     memory = _PeakMemory(ground.device)
     trainer = make_trainer(config, steps)

@@ -1,0 +1,174 @@
+"""Where the softmax family draws the line.
+
+The target's logit by the angle to its class (SphereFace's ψ), and the boundaries between two classes that follow from
+it, read off the losses themselves; then embeddings of two and three dimensions of a few characters, trained live: where
+classes come to lie on the circle and on the sphere, and which parts of it keep the margin. (Liu et al., SphereFace,
+2017; Wang et al., CosFace, 2018; Deng et al., ArcFace, 2019; Sun et al., Circle Loss, 2020.)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nearfar.report.page import Cell
+from nearfar.studies import boundary_figures as figures
+from nearfar.studies.margins import ANGLES, Floats, Member, family
+from nearfar.studies.study import Drawing, Findings, Progress, StudyOptions
+from nearfar.studies.toy import Toy, characters, class_loss, degrees, train
+from nearfar.training.config import LossConfig, option
+from nearfar.training.options import ConfigError
+
+SHOWN_ANGLES = np.deg2rad(np.arange(5, 181, 5.0))  # to the other class, where boundaries are taken
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """What is compared, and how the toy is trained."""
+
+    spherical: float = option(4.0, "SphereFace's m, which multiplies the angle")
+    cosine: float = option(0.35, "CosFace's m, subtracted from the cosine")
+    angular: float = option(0.5, "ArcFace's m, added to the angle, in radians")
+    m: float = option(0.25, "Circle's m")
+    scale: float = option(24.0, "of CosFace, ArcFace and Circle")
+    classes: int = option(5, "characters of the toy")
+    steps: int = option(600, "of its training")
+
+    def __post_init__(self) -> None:
+        if self.classes < 3 or self.steps < 1:
+            raise ConfigError("boundary needs at least 3 classes and 1 step")
+
+    def small(self) -> Self:
+        return replace(self, classes=3, steps=30)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trained toy: unit embeddings and class vectors, and the angles between them in degrees."""
+
+    member: Member
+    embeddings: Floats
+    weight: Floats
+    angles: Floats
+
+
+def run(options: Options, folder: Path, progress: Progress) -> Findings:
+    """Logits, boundaries, and the trained toys."""
+    members = family(options.scale, options.spherical, options.cosine, options.angular, options.m)
+    progress("logits and boundaries")
+    tables: dict[str, Sequence[Mapping[str, Cell]]] = {
+        "logits": logits(members),
+        "boundaries": boundaries(members),
+    }
+    toy = characters(options.classes, options.seed)
+    ended = {}
+    for dimension in (2, 3):
+        for member in members:
+            ended[dimension, member.name] = end(member, toy, dimension, options)
+            progress(f"trained: {member.name} in {dimension} dimensions")
+    tables["toys"] = [_measured(each, toy, dimension) for (dimension, _), each in ended.items()]
+    labels, held_out = toy.labels.numpy(), toy.held_out.numpy()
+    drawn = {
+        "logits": Drawing(
+            figures.logits(tables["logits"]), "The target's logit, over the scale, by the angle to its class."
+        ),
+        "boundaries": Drawing(
+            figures.boundaries(tables["boundaries"]),
+            "How far a sample may be from its own class, by its angle to another: below the line, the margin is kept.",
+        ),
+        "circle": Drawing(
+            figures.circle([ended[2, member.name] for member in members], labels, held_out),
+            "Two dimensions. Dots: held-out images. Spokes: class vectors. Arcs: where the margin is kept.",
+            wide=True,
+        ),
+        "sphere": Drawing(
+            figures.sphere([ended[3, member.name] for member in members], labels, held_out),
+            "Three dimensions, the whole sphere as a map. Coloured: where the margin is kept. Stars: class vectors.",
+            wide=True,
+        ),
+    }
+    return Findings(tables, drawn, _sentences(tables, options))
+
+
+def logits(members: Sequence[Member]) -> list[Mapping[str, Cell]]:
+    """The logits of the target and of another class, over the scale, by the angle."""
+    return [
+        {
+            "loss": member.name,
+            "degrees": round(math.degrees(angle), 4),
+            "target": float(member.target[place]),
+            "other": float(member.other[place]),
+        }
+        for member in members
+        for place, angle in enumerate(ANGLES.tolist())
+    ]
+
+
+def boundaries(members: Sequence[Member]) -> list[Mapping[str, Cell]]:
+    """The largest angle to the own class by the angle to another; empty where no angle is small enough."""
+    rows: list[Mapping[str, Cell]] = []
+    for member in members:
+        for other in SHOWN_ANGLES.tolist():
+            limit = member.own_limit(other)
+            shown = None if math.isnan(limit) else round(math.degrees(limit), 2)
+            rows.append({"loss": member.name, "other": round(math.degrees(other), 2), "own": shown})
+    return rows
+
+
+def end(member: Member, toy: Toy, dimension: int, options: Options) -> Ended:
+    """Train a toy with a member of the family."""
+    loss = member.loss
+    if member.name == "Softmax":  # the plain one, with norms and biases
+        loss = LossConfig("SoftmaxLoss")
+    elif member.name == "SphereFace":  # annealed as its authors do, to λ = 5 after two thirds of the steps
+        loss = LossConfig("SphereFaceLoss", {"margin": loss.arguments["margin"], "decay": 300 / options.steps})
+    embeddings, trained = train(
+        toy, lambda: class_loss(loss, toy.classes, dimension), dimension, options.steps, options.seed
+    )
+    weight: Tensor = trained.get_parameter("weight").detach().double()
+    return Ended(
+        member,
+        normalize(embeddings.double()).numpy(),
+        normalize(weight).numpy(),
+        degrees(embeddings, weight),
+    )
+
+
+def _measured(each: Ended, toy: Toy, dimension: int) -> dict[str, Cell]:
+    labels, held_out = toy.labels.numpy(), toy.held_out.numpy()
+    own = each.angles[np.arange(len(labels)), labels]
+    between = np.rad2deg(np.arccos(np.clip(each.weight @ each.weight.T, -1, 1)))
+    np.fill_diagonal(between, np.inf)
+    right = each.angles.argmin(1) == labels
+    return {
+        "loss": each.member.name,
+        "dimension": dimension,
+        "own trained": round(float(own[~held_out].mean()), 3),
+        "own held out": round(float(own[held_out].mean()), 3),
+        "nearest classes": round(float(between.min()), 3),
+        "right held out": round(float(right[held_out].mean()), 4),
+    }
+
+
+def _sentences(tables: Mapping[str, Sequence[Mapping[str, Any]]], options: Options) -> list[str]:
+    half = {row["loss"]: row["own"] for row in tables["boundaries"] if row["other"] == 60}
+    allowed = ", ".join(f"{name} {'nowhere' if own is None else f'{own:.1f}°'}" for name, own in half.items())
+    sentences = [f"At 60° from another class a sample keeps the margin up to these angles from its own: {allowed}."]
+    for dimension in (2, 3):
+        rows = [row for row in tables["toys"] if row["dimension"] == dimension]
+        plain, *others = rows
+        tighter = [row["loss"] for row in others if row["own held out"] < plain["own held out"]]
+        angles = ", ".join(f"{row['loss']} {row['own held out']:.1f}°" for row in rows)
+        right = [100 * row["right held out"] for row in rows]
+        sentences.append(
+            f"In {dimension} dimensions, held-out images are at these mean angles from their class vector: {angles}: "
+            f"{len(tighter)} of {len(others)} margins make classes tighter than Softmax does. The nearest class vector "
+            f"is the right one for {right[0]:.1f} % of them with Softmax, for {min(right[1:]):.1f} to "
+            f"{max(right[1:]):.1f} % with a margin."
+        )
+    return sentences

@@ -1,0 +1,220 @@
+"""Center loss from spread and from near-zero centres, alone and beside a softmax, against SphereFace.
+
+Center loss pulls every sample to the running mean of its class and nothing apart: alone it has the trivial solution of
+one point for everything (Wen et al., A Discriminative Feature Learning Approach, 2016, has it beside a softmax). Can
+centres that start apart make up for that? A few characters in two dimensions, to look at; SphereFace (Liu et al., 2017)
+has its margin in the angle instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from nearfar.evaluation import retrieval_metrics
+from nearfar.losses import CenterLoss
+from nearfar.report import style
+from nearfar.studies.boundary_figures import LOOKS
+from nearfar.studies.study import Drawing, Findings, Progress, Row, StudyOptions, cells
+from nearfar.studies.toy import Toy, characters, spread, train
+from nearfar.training.build import build_loss
+from nearfar.training.config import LossConfig, option
+from nearfar.training.options import ConfigError
+
+Floats = npt.NDArray[np.float64]
+NEAR_ZERO = 1e-3  # standard deviation of centres near zero; the features start at about 1
+LOOKS_TAKEN = 60  # at the training images, for the curves
+FLAT = 0.05  # classes that are apart by less than this share of what a softmax makes have collapsed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A sum of losses, and where the centres start, if it has some."""
+
+    name: str
+    losses: tuple[str, ...]
+    centres: str | None = None
+
+
+VARIANTS = (
+    Variant("Softmax", ("softmax",)),
+    Variant("Center, spread", ("center",), "spread"),
+    Variant("Center, near zero", ("center",), "near zero"),
+    Variant("Softmax + Center, spread", ("softmax", "center"), "spread"),
+    Variant("Softmax + Center, near zero", ("softmax", "center"), "near zero"),
+    Variant("SphereFace", ("sphereface",)),
+)
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The toy and the losses."""
+
+    seeds: int = option(3, "trainings of every variant, from `seed` on")
+    weight: float = option(0.1, "of Center loss beside the softmax, λ; alone it is 1")
+    alpha: float = option(0.5, "how fast centres follow the means of their classes")
+    radius: float = option(2.0, "of spread centres")
+    margin: float = option(4.0, "SphereFace's m")
+    classes: int = option(5, "characters")
+    steps: int = option(600, "of a training")
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1 or self.classes < 3 or self.steps < 1:
+            raise ConfigError("centres needs at least 1 seed, 3 classes and 1 step")
+
+    def small(self) -> Self:
+        return replace(self, seeds=1, classes=3, steps=40)
+
+
+def run(options: Options, folder: Path, progress: Progress) -> Findings:
+    """Train every variant with every seed; look at the first."""
+    by_name = {variant.name: variant for variant in VARIANTS}
+    seeds = range(options.seed, options.seed + options.seeds)
+    toys = {seed: characters(options.classes, seed) for seed in seeds}
+
+    def measure(setting: Mapping[str, Any]) -> dict[str, Any]:
+        return trained(by_name[setting["variant"]], toys[setting["seed"]], setting["seed"], options)
+
+    settings = [{"variant": name, "seed": seed} for name in by_name for seed in seeds]
+    found = cells(settings, measure, folder, progress)
+    ends: list[Row] = [{key: row[key] for key in ("variant", "seed", *ENDS)} for row in found]
+    curves: list[Row] = [
+        {"variant": row["variant"], "seed": row["seed"], "step": step, "within": within, "between": between}
+        for row in found
+        for step, within, between in row["curve"]
+    ]
+    first = [row for row in found if row["seed"] == options.seed]
+    toy = toys[options.seed]
+    drawn = {
+        "features": Drawing(
+            _features(first, toy),
+            "Features of the first seed, held-out images: each panel on its own scale, which it tells.",
+            wide=True,
+        ),
+        "separation": Drawing(
+            _separation(curves, options.seed), "How far the means of classes are apart, by step, against the start."
+        ),
+    }
+    return Findings({"ends": ends, "curves": curves}, drawn, _sentences(ends))
+
+
+ENDS = ("start between", "between", "within", "accuracy", "recall@1")
+
+
+def trained(variant: Variant, toy: Toy, seed: int, options: Options) -> dict[str, Any]:
+    """A variant trained: how far classes are apart and how wide they are, its accuracy, and its features."""
+    labels = toy.labels[~toy.held_out]
+    curve: list[tuple[int, float, float]] = []
+    every = max(1, options.steps // LOOKS_TAKEN)
+
+    def after(step: int, embeddings: Tensor) -> None:
+        if step % every == 0:
+            curve.append((step, *(round(value, 6) for value in widths(embeddings, labels))))
+
+    features, _ = train(toy, lambda: make_loss(variant, options), 2, options.steps, seed, after)
+    within, between = widths(features[toy.held_out], toy.labels[toy.held_out])
+    means = class_means(features[~toy.held_out], labels)
+    nearest = torch.cdist(features[toy.held_out].double(), means).argmin(1)
+    held = toy.labels[toy.held_out]
+    metrics = retrieval_metrics(features[toy.held_out].numpy(), held.numpy(), (1,), progress=False)
+    return {
+        "start between": curve[0][2],
+        "between": between,
+        "within": within,
+        "accuracy": float((nearest == held).double().mean()),
+        "recall@1": float(metrics["recall@1"]),
+        "curve": curve,
+        "features": np.round(features[toy.held_out].double().numpy(), 5).tolist() if seed == options.seed else None,
+    }
+
+
+def make_loss(variant: Variant, options: Options) -> nn.Module:
+    """The sum of a variant, its centres where they are to start."""
+    alone = variant.losses == ("center",)
+    configs = {
+        "softmax": LossConfig("SoftmaxLoss"),
+        "center": LossConfig("CenterLoss", {"alpha": options.alpha}, weight=1.0 if alone else options.weight),
+        "sphereface": LossConfig("SphereFaceLoss", {"margin": options.margin, "decay": 300 / options.steps}),
+    }
+    loss = build_loss(tuple(configs[name] for name in variant.losses), options.classes, 2)
+    for part in loss.modules():
+        if isinstance(part, CenterLoss):
+            if variant.centres == "spread":
+                part.centers.copy_(options.radius * spread(options.classes, 2))
+            else:
+                part.centers.normal_(0, NEAR_ZERO)
+    return loss
+
+
+def class_means(features: Tensor, labels: Tensor) -> Tensor:
+    """The mean of every class, (classes, D)."""
+    return torch.stack([features[labels == label].double().mean(0) for label in labels.unique()])
+
+
+def widths(features: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Within: the mean distance of samples to the mean of their class. Between: of the class means to each other."""
+    means = class_means(features, labels)
+    within = float((features.double() - means[labels]).norm(dim=1).mean())
+    return within, float(torch.pdist(means).mean())
+
+
+def _sentences(ends: Sequence[Mapping[str, Any]]) -> list[str]:
+    def mean(variant: str, key: str) -> float:
+        return float(np.mean([row[key] for row in ends if row["variant"] == variant]))
+
+    collapsed = [v.name for v in VARIANTS if mean(v.name, "between") < FLAT * mean("Softmax", "between")]
+    sentences = [
+        f"Collapsed, to less than {100 * FLAT:.0f} % of the distance between classes that a softmax makes: "
+        f"{'; '.join(collapsed) or 'none'}."
+    ]
+    narrow = {v.name: mean(v.name, "within") / mean(v.name, "between") for v in VARIANTS}
+    sentences.append(
+        "Width of a class over the distance between classes, held-out images: "
+        + ", ".join(f"{name} {ratio:.2f}" for name, ratio in narrow.items())
+        + "."
+    )
+    sentences.append(
+        "Told right by the nearest class mean: "
+        + ", ".join(f"{v.name} {100 * mean(v.name, 'accuracy'):.0f} %" for v in VARIANTS)
+        + "."
+    )
+    spread_, zero = (narrow[f"Softmax + Center, {start}"] for start in ("spread", "near zero"))
+    sentences.append(
+        f"Beside a softmax, it matters {'little' if abs(spread_ - zero) < 0.25 * max(spread_, zero) else 'much'} where "
+        f"the centres start ({spread_:.2f} spread, {zero:.2f} near zero); without Center loss it is "
+        f"{narrow['Softmax']:.2f}, with SphereFace {narrow['SphereFace']:.2f}."
+    )
+    return sentences
+
+
+def _features(rows: Sequence[Mapping[str, Any]], toy: Toy) -> Figure:
+    labels = toy.labels[toy.held_out].numpy()
+    with style.figure(7.6, 5.4) as drawn:
+        for axes, row in zip(drawn.subplots(2, 3).ravel(), rows, strict=True):
+            places = np.array(row["features"])
+            for label in range(toy.classes):
+                colour, _, marker = LOOKS[label % len(LOOKS)]
+                x, y = places[labels == label].T
+                axes.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.8, markeredgewidth=0)
+            reach = 1.12 * float(np.abs(places).max())
+            axes.set(title=row["variant"], xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+            axes.locator_params(nbins=3)
+    return drawn
+
+
+def _separation(curves: Sequence[Mapping[str, Any]], seed: int) -> Figure:
+    with style.figure(style.WIDTH + 0.6, style.HEIGHT + 1.1) as drawn:
+        axes = drawn.subplots()
+        for variant, (colour, line, _) in zip(VARIANTS, LOOKS, strict=True):
+            own = [row for row in curves if row["variant"] == variant.name and row["seed"] == seed]
+            x, y = [row["step"] for row in own], [row["between"] / own[0]["between"] for row in own]
+            axes.plot(x, y, color=colour, linestyle=line, label=variant.name)
+        axes.set(xlabel="step", ylabel="distance between classes / start", yscale="log")
+        drawn.legend(loc="outside lower center", ncols=2, fontsize=8.5)
+    return drawn

@@ -1,0 +1,73 @@
+"""The figures of the convergence study."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nearfar.report import style
+from nearfar.report.figures import PER_CENT, thinned
+from nearfar.studies.boundary_figures import LOOKS
+
+SMOOTHED = 60  # points of a line of similarities
+
+
+def recall(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> Figure:
+    """Recall@1 by steps and by seconds, means over seeds."""
+    with style.figure(7.6, 3.5) as drawn:
+        panels = drawn.subplots(1, 2, sharey=True)
+        for name, (colour, line, marker) in zip(losses, LOOKS, strict=False):
+            own = [curve for curve in curves if curve["loss"] == name]
+            values = np.array([curve["recall@1"] for curve in own], float).mean(0)
+            seconds = np.array([curve["seconds"] for curve in own], float).mean(0)
+            for axes, x in zip(panels, (own[0]["looked at"], seconds), strict=True):
+                axes.plot(x, values, color=colour, linestyle=line, marker=marker, markersize=3.5, label=name)
+        for axes, label in zip(panels, ("step", "seconds of training"), strict=True):
+            axes.set(xlabel=label)
+            axes.yaxis.set_major_formatter(PER_CENT)
+        panels[0].set_ylabel("Recall@1")
+        lines, labels = panels[0].get_legend_handles_labels()
+        drawn.legend(lines, labels, loc="outside lower center", ncols=3)
+    return drawn
+
+
+def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> Figure:
+    """Mean similarities of positive and negative pairs by steps, means over seeds."""
+    with style.figure(7.6, 3.5) as drawn:
+        panels = drawn.subplots(1, 2)
+        for name, (colour, line, _) in zip(losses, LOOKS, strict=False):
+            own = [curve for curve in curves if curve["loss"] == name]
+            for axes, key in zip(panels, ("s_p", "s_n"), strict=True):
+                values = np.array([curve[key] for curve in own], float).mean(0)
+                x, y = thinned(np.arange(1.0, len(values) + 1), values, SMOOTHED)
+                axes.plot(x, y, color=colour, linestyle=line, label=name)
+        for axes, label in zip(panels, ("sₚ, positive pairs", "sₙ, negative pairs"), strict=True):
+            axes.set(xlabel="step", title=label)
+        panels[0].set_ylabel("mean similarity")
+        lines, labels = panels[0].get_legend_handles_labels()
+        drawn.legend(lines, labels, loc="outside lower center", ncols=3)
+    return drawn
+
+
+def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any, Any]]) -> Figure:
+    """Where pairs crossed the boundary, and where they ended; a panel for each loss."""
+    places = np.array([place for row in found for when in ("crossed", "last") for place in row[when]], float)
+    low = np.floor(10 * min(0.0, float(places.min()))) / 10
+    with style.figure(2.55 * max(2, len(found)), 3.1) as drawn:
+        panels = drawn.subplots(1, len(found), squeeze=False, sharex=True, sharey=True)[0]
+        for axes, row in zip(panels, found, strict=True):
+            for when, colour, marker, label in (
+                ("last", style.THREE, "o", "in the end"),
+                ("crossed", style.ONE, "x", "crossing"),
+            ):
+                x, y = np.array(row[when], float).reshape(-1, 2).T
+                axes.plot(x, y, marker, color=colour, markersize=3, alpha=0.55, markeredgewidth=0.8, label=label)
+            axes.plot(
+                *boundaries[row["pairs of"]], color=style.TWO, linestyle=(0, (4, 2)), linewidth=1.6, label="boundary"
+            )
+            axes.set(title=row["pairs of"], xlabel="sₙ", xlim=(low, 1), ylim=(low, 1), aspect="equal")
+        panels[0].set_ylabel("sₚ")
+        lines, labels = panels[0].get_legend_handles_labels()
+        drawn.legend(lines, labels, loc="outside lower center", ncols=3)
+    return drawn

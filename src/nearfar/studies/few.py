@@ -1,0 +1,132 @@
+"""Few samples of every class: how much do heads gain by more of them?
+
+So many images of each training class are drawn, anew for every seed and the same for all losses; the head's start is
+made from these alone, too. Every training has as many steps.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from nearfar.compare.ground import Fold
+from nearfar.compare.spaces import read_contestant
+from nearfar.report import style
+from nearfar.studies.heads import Heads, Measured, measured
+from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
+from nearfar.studies.sweep import Row, as_good, draw_lines, one, over_seeds, per_cent
+from nearfar.training.config import SamplerConfig, option
+from nearfar.training.options import ConfigError
+
+METRIC = "recall@1"
+BEFORE = "before training"
+
+
+@dataclass(frozen=True)
+class Options(HeadOptions):
+    """Of the study."""
+
+    losses: tuple[str, ...] = option(("ProxyAnchorLoss", "MultiSimilarityLoss", "CircleLoss"), "losses to compare")
+    samples: tuple[int, ...] = option((2, 3, 4, 6, 8, 12, 16), "images of every training class")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.samples or min(self.samples) < 2:
+            raise ConfigError(f"samples are at least 2 images of a class, so that there are pairs, not {self.samples}")
+        for name in self.losses:
+            read_contestant(name)
+
+    def small(self) -> Self:
+        config = replace(self.config, max_steps=10)
+        return replace(self, losses=("ProxyAnchorLoss",), samples=(4, 8), seeds=2, classes=20, config=config)
+
+
+def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[np.int64]:
+    """So many rows of every class, drawn at random, in order. More samples contain fewer of the same seed.
+
+    >>> chosen_rows(np.array([0, 0, 0, 1, 1, 1]), 2, seed=0)
+    array([0, 2, 3, 5])
+    """
+    sizes = np.bincount(labels)
+    smallest = int(sizes[sizes > 0].min())
+    if samples > smallest:
+        raise ConfigError(
+            f"there are training classes of {smallest} images: --samples must be at most that many, not {samples}"
+        )
+    order = np.random.default_rng(seed).permutation(len(labels))
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    firsts = np.cumsum(sizes) - sizes
+    place = np.arange(len(labels)) - np.repeat(firsts, sizes)
+    return np.sort(by_class[place < samples])
+
+
+def run(options: Options, folder: Path, progress: Progress) -> Findings:
+    """Train with every loss on every number of samples."""
+    heads = Heads(options.config, options.classes)
+
+    @functools.lru_cache(maxsize=1)
+    def drawn(samples: int, seed: int) -> Fold:
+        train, test = heads.rows
+        return heads.ground.fold(train.select(chosen_rows(train.labels, samples, seed)), test)
+
+    def measure(setting: Mapping[str, Any]) -> Measured:
+        samples, seed = setting["samples"], setting["seed"]
+        fold = drawn(samples, seed)
+        if setting["loss"] == BEFORE:
+            heads.ground.begin(fold)
+            found = measured(heads.ground.embeddings(fold), fold.val)
+        else:
+            sampler = smaller_groups(heads.ground.config.sampler, samples, fold.train.num_classes)
+            found = heads.train(read_contestant(setting["loss"]), seed, fold=fold, sampler=sampler)
+        return {**found, "images": len(fold.train)}
+
+    settings = [
+        {"samples": samples, "seed": seed, "loss": loss}
+        for samples in options.samples
+        for seed in options.all_seeds
+        for loss in (*options.losses, BEFORE)
+    ]
+    found = cells(settings, measure, folder, progress)
+    rows = over_seeds(found, ["loss", "samples"])
+    return Findings(
+        {"few": rows, "trainings": found},
+        {"few": Drawing(draw(rows), "Recall@1 on unseen classes by the number of images of each training class")},
+        sentences(rows, options),
+    )
+
+
+def smaller_groups(sampler: SamplerConfig, samples: int, classes: int) -> SamplerConfig:
+    """The same size of batches, with no more images of a class than there are."""
+    assert sampler.batch_size is not None
+    k = min(sampler.k, samples)
+    p = min(sampler.batch_size // k, classes)
+    return replace(sampler, k=k, p=p, batch_size=p * k)
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Recall@1 by the number of samples."""
+    with style.figure(5.0, 3.4) as drawn:
+        axes = drawn.subplots()
+        draw_lines(axes, rows, "samples", "loss", METRIC, spread=np.log2, shown=lambda n: f"{n:g}")
+        axes.set(xlabel="images of each training class")
+        axes.legend(loc="best")
+    return drawn
+
+
+def sentences(rows: list[Row], options: Options) -> list[str]:
+    """What more samples gave, and when they stopped giving."""
+    fewest, most = min(options.samples), max(options.samples)
+    result = []
+    for loss in (*options.losses, BEFORE):
+        first, last = (one(rows, loss=loss, samples=samples) for samples in (fewest, most))
+        enough = min(row["samples"] for row in as_good([row for row in rows if row["loss"] == loss], METRIC))
+        result.append(
+            f"{loss}: Recall@1 {per_cent(first, METRIC)} % with {fewest} images of a class, {per_cent(last, METRIC)} % "
+            f"with {most}; {enough} come within a point of the best."
+        )
+    return result

@@ -1,0 +1,145 @@
+"""The figures of the gradients study."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+
+from nearfar.report import style
+from nearfar.studies.fields import Field, Floats
+from nearfar.studies.gradient_cases import STATES, TARGETS, Case, paper_case
+from nearfar.studies.heat import ON_HEAT, heat
+
+ARROWS = 9  # on a side
+
+
+def _panel(axes: Axes, case: Case, found: Field, values: Floats, most: float, arrows: bool) -> Any:
+    drawn = heat(axes, found.s_n, found.s_p, values, (0.0, most))
+    if arrows:
+        step = max(1, len(found.s_n) // ARROWS)
+        rows = slice(step // 2, None, step)
+        u, v = -found.by_n[rows, rows], -found.by_p[rows, rows]
+        length = np.hypot(u, v)
+        there = length > 0.02 * np.hypot(found.by_n, found.by_p).max()
+        x, y = np.meshgrid(found.s_n[rows], found.s_p[rows])
+        u, v = (np.divide(part, length, out=np.zeros_like(part), where=there) for part in (u, v))
+        axes.quiver(
+            x[there], y[there], u[there], v[there], color=ON_HEAT, scale=13, width=0.007, headwidth=4, pivot="mid"
+        )
+    _marks(axes, case, found)
+    return drawn
+
+
+def _marks(axes: Axes, case: Case, found: Field) -> None:
+    line = case.boundary
+    for x, y in () if line is None else line.lines:
+        axes.plot(x, y, color=style.TWO, linewidth=1.8, linestyle=(0, (4, 2)))
+    for state, (s_n, s_p) in STATES.items():
+        axes.plot(s_n, s_p, "o", color="#ffffff", markeredgecolor=ON_HEAT, markersize=5)
+        away = (4, -9 if s_p > 0.8 else 4)
+        label = axes.annotate(state, (s_n, s_p), away, textcoords="offset points", color=ON_HEAT, fontsize=9)
+        label.set_path_effects([withStroke(linewidth=2.5, foreground="#f6f9fc")])  # legible over arrows
+    half = (found.s_n[1] - found.s_n[0]) / 2
+    low, high = found.s_n[0] - half, found.s_n[-1] + half
+    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    ticks = np.linspace(round(low, 2), 1, 3)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+
+
+def _size(case: Case, found: Field) -> Floats:
+    size: Floats = np.hypot(found.by_n, found.by_p) / case.scale
+    return size
+
+
+def grid(cases: Sequence[Case], fields: Sequence[Field], across: int) -> Figure:
+    """A row for each loss, a column for each margin."""
+    down = len(cases) // across
+    with style.figure(max(2.4 * across, 3.4) + 0.6, 2.35 * down + 0.3) as drawn:
+        axes = drawn.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        for row in range(down):
+            own = list(range(row * across, (row + 1) * across))
+            most = max(_size(cases[i], fields[i]).max() for i in own)
+            for column, i in enumerate(own):
+                shown = _panel(axes[row, column], cases[i], fields[i], _size(cases[i], fields[i]), most, arrows=True)
+                axes[row, column].set_title(cases[i].title)
+            axes[row, 0].set_ylabel("sₚ")
+            drawn.colorbar(shown, ax=list(axes[row]), fraction=0.05, pad=0.02)
+        for each in axes[-1]:
+            each.set_xlabel("sₙ")
+    return drawn
+
+
+def sides(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
+    """Above the slopes by s_p, below those by s_n; a column for each loss, both on its own scale of colours."""
+    with style.figure(2.55 * len(cases) + 0.4, 4.9) as drawn:
+        axes = drawn.subplots(2, len(cases), squeeze=False, sharex=True, sharey=True)
+        for column, (case, found) in enumerate(zip(cases, fields, strict=True)):
+            sides = (np.abs(found.by_p) / case.scale, np.abs(found.by_n) / case.scale)
+            most = max(side.max() for side in sides)
+            for row, (side, word) in enumerate(zip(sides, ("sₚ", "sₙ"), strict=True)):
+                shown = _panel(axes[row, column], case, found, side, most, arrows=False)
+                axes[row, column].set_title(f"{case.name}: |∂L/∂{word}|")
+            drawn.colorbar(shown, ax=list(axes[:, column]), location="bottom", fraction=0.05, pad=0.03)
+        for each in axes[:, 0]:
+            each.set_ylabel("sₚ")
+        for each in axes[-1]:
+            each.set_xlabel("sₙ")
+    return drawn
+
+
+def beside(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
+    """A row for each loss: the field, and the two slopes apart."""
+    with style.figure(7.6, 2.6 * len(cases) + 0.3) as drawn:
+        axes = drawn.subplots(len(cases), 3, squeeze=False, sharex=True, sharey=True)
+        for row, (case, found) in enumerate(zip(cases, fields, strict=True)):
+            parts = (_size(case, found), np.abs(found.by_p), np.abs(found.by_n))
+            most = float(parts[0].max())
+            for column, (values, words) in enumerate(zip(parts, ("", "|∂L/∂sₚ|", "|∂L/∂sₙ|"), strict=True)):
+                shown = _panel(axes[row, column], case, found, values, most, arrows=column == 0)
+                axes[row, column].set_title(words or case.title)
+            axes[row, 0].set_ylabel("sₚ")
+            drawn.colorbar(shown, ax=list(axes[row]), fraction=0.04, pad=0.02)
+        for each in axes[-1]:
+            each.set_xlabel("sₙ")
+    return drawn
+
+
+def targets(rows: Sequence[Mapping[str, Any]], gamma: float) -> Figure:
+    """T, T′ and the boundaries they are on or off."""
+    with style.figure(style.WIDTH, style.WIDTH) as drawn:
+        axes = drawn.subplots()
+        for (name, m), (colour, line, _) in zip({(r["loss"], r["m"]): 0 for r in rows}, style.SERIES, strict=False):
+            found = paper_case(name, m, gamma).boundary
+            assert found is not None
+            axes.plot(*found.lines[0], line, color=colour, label=f"{name}, m = {m:g}")
+        for row in {row["target"]: row for row in rows}.values():
+            touching = row["target"] not in TARGETS
+            axes.plot(row["s_n"], row["s_p"], "D" if touching else "o", color=style.INK, markersize=5)
+            words = "touching" if touching else row["target"]
+            axes.annotate(words, (row["s_n"], row["s_p"]), (7, -10), textcoords="offset points")
+        axes.set(xlabel="sₙ", ylabel="sₚ", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        axes.legend(loc="lower right")
+    return drawn
+
+
+def hardness(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Shares of a proxy's pull by similarity."""
+    with style.figure(7.6, 3.3) as drawn:
+        panels = drawn.subplots(1, 2, sharey=True)
+        for axes, kind in zip(panels, ("positive", "negative"), strict=True):
+            looks = iter(style.SERIES)
+            for loss in ("Proxy-Anchor", "Proxy-NCA"):
+                for mates in ("hard", "easy"):
+                    own = [r for r in rows if (r["loss"], r["kind"], r["mates"]) == (loss, kind, mates)]
+                    colour, line, _ = next(looks)
+                    label = f"{loss}, {mates} others"
+                    axes.plot([r["s"] for r in own], [r["share"] for r in own], line, color=colour, label=label)
+            axes.set(title=f"{kind}s of a proxy", xlabel="similarity s to the proxy", ylim=(0, 1.03))
+        panels[0].set_ylabel("share of the pull")
+        lines, labels = panels[0].get_legend_handles_labels()
+        drawn.legend(lines, labels, loc="outside lower center", ncols=2)
+    return drawn

@@ -1,0 +1,119 @@
+"""The softmax family by its logits: of the target class and of the others, as functions of the angle.
+
+They are read off the losses themselves. For one other class, l = log(1 + exp(other - target)), so that
+
+    other(θ_n) - target(θ_p) = log(exp(l) - 1)
+
+and at an angle θ_n where the other's logit is zero, the target's is known.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nearfar.losses import Loss
+from nearfar.training.build import build_loss
+from nearfar.training.config import LossConfig
+
+Floats = npt.NDArray[np.float64]
+ANGLES = np.linspace(0.0, math.pi, 181)
+"""At which the logits are taken; between them they are interpolated."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A loss of the softmax family.
+
+    Args:
+        name: as the papers have it.
+        loss: with its arguments.
+        scale: by which its logits are divided, so that those of different losses compare.
+        zero: a similarity at which the logit of another class is zero.
+    """
+
+    name: str
+    loss: LossConfig
+    scale: float = 1.0
+    zero: float = 0.0
+
+    @cached_property
+    def target(self) -> Floats:
+        """The logit of the target class at `ANGLES`, over the scale; SphereFace's is ψ."""
+        return -self._excess(np.full_like(ANGLES, self.zero), np.cos(ANGLES))
+
+    @cached_property
+    def other(self) -> Floats:
+        """The logit of another class at `ANGLES`, over the scale."""
+        upright = np.zeros_like(ANGLES)
+        return self._excess(np.cos(ANGLES), upright) - self._excess(np.full_like(ANGLES, self.zero), upright)
+
+    def _excess(self, s_n: Floats, s_p: Floats) -> Floats:
+        """other(s_n) - target(s_p), over the scale: each of its own sample, with two classes of its own."""
+        count = len(s_n)
+        built = build_loss((self.loss,), 2 * count, 2).double().eval()
+        assert isinstance(built, Loss) and built.weight is not None
+        built.reduction = "none"
+        cosines = torch.from_numpy(np.concatenate([s_p, s_n]))
+        x = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(count, 1)
+        own = torch.eye(count, dtype=torch.bool)
+        none = torch.zeros_like(own)
+        with torch.no_grad():
+            built.weight.copy_(torch.stack([cosines, (1 - cosines**2).clamp_min(0).sqrt()], 1))
+            found = built(x, positives=torch.cat([own, none], 1), negatives=torch.cat([none, own], 1)).numpy()
+        # For large values exp(l) - 1 would overflow: log(exp(l) - 1) = l + log(1 - exp(-l)).
+        excess: Floats = (found + np.log(-np.expm1(-found))) / self.scale
+        return excess
+
+    def accepted(self, own: Floats, others: Floats) -> npt.NDArray[np.bool_]:
+        """Whether a class keeps its margin against another, at angles (in radians) to the two."""
+        target = np.interp(own, ANGLES, self.target)
+        accepted: npt.NDArray[np.bool_] = target >= np.interp(others, ANGLES, self.other)
+        return accepted
+
+    def own_limit(self, other: float) -> float:
+        """How far a sample at this angle from another class may be from its own: the boundary; NaN if nowhere."""
+        own = np.linspace(0.0, math.pi, 3601)
+        there = self.accepted(own, np.full_like(own, other))
+        return float(own[there].max()) if there.any() else math.nan
+
+
+def family(scale: float, spherical: float, cosine: float, angular: float, m: float) -> list[Member]:
+    """Softmax, SphereFace, CosFace, ArcFace and Circle with their margins."""
+    plain = {"base": 0.0, "lambda_min": 0.0}
+    return [
+        Member("Softmax", LossConfig("ModifiedSoftmaxLoss")),
+        Member("SphereFace", LossConfig("SphereFaceLoss", {"margin": spherical, **plain})),
+        Member("CosFace", LossConfig("CosFaceLoss", {"margin": cosine, "scale": scale}), scale),
+        Member("ArcFace", LossConfig("ArcFaceLoss", {"margin": angular, "scale": scale}), scale),
+        Member("Circle", LossConfig("CircleLoss", {"m": m, "gamma": scale}, class_level=True), scale, zero=m),
+    ]
+
+
+def zones(member: Member, weight: Floats, points: Floats) -> npt.NDArray[np.int64]:
+    """Of unit points (N, D), the class that keeps its margin against all others of the unit class vectors; -1 where
+    none does.
+    """
+    angles = np.arccos(np.clip(points @ weight.T, -1, 1))
+    nearest = angles.argmin(1)
+    own = angles[np.arange(len(points)), nearest]
+    kept = np.ones(len(points), bool)
+    for other in range(len(weight)):
+        kept &= (nearest == other) | member.accepted(own, angles[:, other])
+    return np.where(kept, nearest, -1)
+
+
+def arcs(member: Member, weight: Floats, count: int = 3600) -> list[tuple[int, float, float]]:
+    """On the circle, the zones of `zones`: class, and where it begins and ends, in radians."""
+    turns = np.linspace(0, 2 * math.pi, count, endpoint=False)
+    found = zones(member, weight, np.stack([np.cos(turns), np.sin(turns)], 1))
+    changes = np.flatnonzero(found != np.roll(found, 1))
+    if not len(changes):
+        return [(int(found[0]), 0.0, 2 * math.pi)] if found[0] >= 0 else []
+    ends = [*changes[1:], changes[0] + count]
+    runs = [(int(found[a]), a, b - 1) for a, b in zip(changes, ends, strict=True)]
+    one = 2 * math.pi / count
+    return [(label, float(a * one), float(b * one)) for label, a, b in runs if label >= 0]

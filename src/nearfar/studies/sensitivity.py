@@ -1,0 +1,184 @@
+"""Scale, margin and dimension: how much of a choice they are.
+
+    gamma-m      Circle loss, by its scale γ and its relaxation m
+    optima       Circle loss, by the optima O_p and O_n, which m would give as 1 + m and −m
+    margins      Circle loss, by the margins Δ_p and Δ_n, which m would give as 1 − m and m
+    alpha-delta  Proxy-Anchor, by its scale α and its margin δ
+    scale        class-level Circle, AM-Softmax and ArcFace, by their scale γ
+    dimension    Circle and Proxy-Anchor, by the dimension of the embedding
+
+References: Y. Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, Section 4.5; S. Kim et al., Proxy Anchor Loss, CVPR
+2020, arXiv:2003.13911, Section 4.4.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from matplotlib.figure import Figure
+
+from nearfar.compare.ground import Ground
+from nearfar.compare.spaces import read_contestant
+from nearfar.report import style
+from nearfar.studies.heads import Heads, Measured
+from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
+from nearfar.studies.sweep import Row, as_good, best, draw_lines, draw_map, listed, over_seeds, per_cent
+from nearfar.training.config import LossConfig, option
+from nearfar.training.options import ConfigError, nearest
+
+METRIC = "recall@1"
+MAPS = {
+    "gamma-m": ("gamma", "m"),
+    "optima": ("O_p", "O_n"),
+    "margins": ("delta_p", "delta_n"),
+    "alpha-delta": ("alpha", "margin"),
+}
+"""The two arguments of each heat map: across, upwards."""
+LETTERS = {
+    "gamma": "γ", "m": "m", "O_p": "O_p", "O_n": "O_n", "delta_p": "Δ_p", "delta_n": "Δ_n", "alpha": "α", "margin": "δ",
+}  # fmt: skip
+LINES = ("scale", "dimension")
+SCALED: Mapping[str, Mapping[str, float]] = {
+    "CircleLoss/class": {"m": 0.25},
+    "AMSoftmaxLoss": {"margin": 0.35},
+    "ArcFaceLoss": {"margin": 0.5},
+}
+"""Class-level losses with their papers' margins for faces."""
+
+
+@dataclass(frozen=True)
+class Options(HeadOptions):
+    """Of the study."""
+
+    parts: tuple[str, ...] = option((*MAPS, *LINES), "what is swept")
+    gamma: tuple[float, ...] = option((32.0, 64.0, 128.0, 256.0, 512.0, 1024.0), "scales of Circle and of class losses")
+    m: tuple[float, ...] = option((-0.2, -0.1, 0.0, 0.1, 0.2, 0.3), "relaxations of Circle loss")
+    optimum: tuple[float, ...] = option((0.0, 0.25, 0.5), "O_p − 1 and −O_n of Circle loss")
+    offset: tuple[float, ...] = option((0.1, 0.25, 0.4), "1 − Δ_p and Δ_n of Circle loss")
+    alpha: tuple[float, ...] = option((4.0, 8.0, 16.0, 32.0, 64.0), "scales of Proxy-Anchor")
+    delta: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.4), "margins of Proxy-Anchor")
+    dimensions: tuple[int, ...] = option((32, 64, 128, 256, 512, 1024), "of the embedding")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.parts:
+            raise ConfigError(f"parts are of {', '.join((*MAPS, *LINES))}, at least one")
+        for part in self.parts:
+            if part not in (*MAPS, *LINES):
+                raise ConfigError(f"sensitivity has no part {part}{nearest(part, (*MAPS, *LINES))}")
+
+    def small(self) -> Self:
+        config = replace(self.config, max_steps=3)
+        few = replace(self, gamma=(32.0, 256.0), m=(0.0, 0.25), optimum=(0.0, 0.25), offset=(0.25,), alpha=(8.0, 32.0))
+        return replace(few, delta=(0.1,), dimensions=(16,), seeds=1, classes=20, config=config)
+
+
+def settings_of(part: str, options: Options) -> list[dict[str, Any]]:
+    """Every setting of a part: the loss, and its arguments or the dimension."""
+    if part == "gamma-m":
+        return [{"loss": "CircleLoss", "gamma": gamma, "m": m} for m in options.m for gamma in options.gamma]
+    if part == "optima":
+        shifts = sorted(options.optimum)
+        return [{"loss": "CircleLoss", "O_p": 1 + p, "O_n": 0 - n} for n in reversed(shifts) for p in shifts]
+    if part == "margins":
+        shifts = sorted(options.offset)
+        return [
+            {"loss": "CircleLoss", "delta_p": round(1 - p, 6), "delta_n": n} for n in shifts for p in reversed(shifts)
+        ]
+    if part == "alpha-delta":
+        return [{"loss": "ProxyAnchorLoss", "alpha": a, "margin": d} for d in options.delta for a in options.alpha]
+    if part == "scale":
+        return [{"loss": loss, "gamma": gamma} for loss in SCALED for gamma in options.gamma]
+    return [{"loss": loss, "dimension": d} for loss in ("CircleLoss", "ProxyAnchorLoss") for d in options.dimensions]
+
+
+def loss_of(part: str, setting: Mapping[str, Any]) -> LossConfig:
+    """The loss of a setting; what the setting does not name is as the loss has it."""
+    name = setting["loss"]
+    if part == "dimension":
+        return LossConfig(name)
+    if part == "scale":
+        loss = read_contestant(name)
+        scale = "gamma" if loss.name == "CircleLoss" else "scale"
+        return replace(loss, arguments={**SCALED[name], scale: setting["gamma"]})
+    return LossConfig(name, {argument: setting[argument] for argument in MAPS[part]})
+
+
+def run(options: Options, folder: Path, progress: Progress) -> Findings:
+    """Sweep every part that is wanted."""
+    heads = Heads(options.config, options.classes)
+
+    @functools.lru_cache(maxsize=1)
+    def ground(dimension: int | None) -> Ground:
+        if dimension is None:
+            return heads.ground
+        return heads.ground_for(replace(heads.config.model, dimension=dimension))
+
+    def measure(setting: Mapping[str, Any]) -> Measured:
+        return heads.train(loss_of(setting["part"], setting), setting["seed"], ground=ground(setting.get("dimension")))
+
+    before = cells([{"before": "training"}], lambda _: heads.start, folder, progress)[0]
+    tables: dict[str, list[Row]] = {}
+    figures: dict[str, Drawing] = {}
+    said: list[str] = []
+    for part in options.parts:
+        own = settings_of(part, options)
+        found = cells(
+            [{"part": part, **setting, "seed": seed} for setting in own for seed in options.all_seeds],
+            measure,
+            folder,
+            progress,
+        )
+        rows = tables[part] = over_seeds(found, list(own[0]))
+        figures[part] = Drawing(draw(part, rows, before[METRIC]), f"Recall@1 on unseen classes: {part}")
+        said += sentences(part, rows, before[METRIC])
+    return Findings(tables, figures, said)
+
+
+def draw(part: str, rows: Sequence[Row], before: float) -> Figure:
+    """A heat map, or lines."""
+    if part in MAPS:
+        x, y = MAPS[part]
+        across, up = (len({row[name] for row in rows}) for name in (x, y))
+        with style.figure(1.6 + 0.66 * across, 1.2 + 0.5 * up) as drawn:
+            axes = drawn.subplots()
+            draw_map(axes, rows, x, y, METRIC)
+            axes.set(xlabel=LETTERS[x], ylabel=LETTERS[y], title=f"{rows[0]['loss']}: Recall@1 in %")
+        return drawn
+    x, words = ("gamma", "scale γ") if part == "scale" else ("dimension", "dimension of the embedding")
+    with style.figure(4.6, 3.3) as drawn:
+        axes = drawn.subplots()
+        # Before training, other dimensions start elsewhere.
+        draw_lines(axes, rows, x, "loss", METRIC, before=before if part == "scale" else None, spread=math.log2)
+        axes.set(xlabel=words)
+        axes.legend(loc="best")
+    return drawn
+
+
+def sentences(part: str, rows: Sequence[Row], before: float) -> list[str]:
+    """The best setting, how far the others fall behind, and how many are as good."""
+    result = []
+    for loss in dict.fromkeys(row["loss"] for row in rows):
+        own = [row for row in rows if row["loss"] == loss]
+        if all(row[METRIC] is None for row in own):
+            result.append(f"{part}: {loss} diverged everywhere.")
+            continue
+        top, low = best(own, METRIC), min(own, key=lambda row: math.inf if row[METRIC] is None else row[METRIC])
+        near = as_good(own, METRIC)
+        names = [name for name in top if name in LETTERS or name == "dimension"]
+        where = listed([f"{LETTERS.get(name, name)} = {top[name]:g}" for name in names])
+        text = (
+            f"{part}, {loss}: Recall@1 from {per_cent(low, METRIC)} % to {per_cent(top, METRIC)} %, best at {where}; "
+            f"{len(near)} of {len(own)} settings lie within a point of it"
+        )
+        text += "".join(
+            f"; {LETTERS.get(name, name)} from {min(values):g} to {max(values):g} among them"
+            for name in names
+            for values in [[row[name] for row in near]]
+            if len(set(values)) > 1
+        )
+        result.append(f"{text}. Before training it was {100 * before:.1f} %." if part != "dimension" else f"{text}.")
+    return result

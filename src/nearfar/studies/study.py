@@ -1,0 +1,264 @@
+"""What a study is: options, a run, and findings that are written as files.
+
+A study is a module of this package with
+
+    @dataclass(frozen=True)
+    class Options(StudyOptions):            # or HeadOptions, where heads are trained on a data set
+        gammas: tuple[float, ...] = option((32.0, 64.0), "scales to try")
+
+        def small(self) -> Self: ...        # the same study in a few seconds
+
+    def run(options: Options, folder: Path, progress: Progress) -> Findings: ...
+
+`run_study` calls it and writes `study.yaml`, a CSV file for each table, a PNG and an SVG file for each figure, and
+`report.html`. Long sweeps go through `cells`: what is measured is kept at once, and a study that is run again in the
+same folder with the same options goes on from there, to the same files.
+"""
+
+import csv
+import importlib
+import io
+import json
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from matplotlib.figure import Figure
+
+from nearfar.compare.journal import Journal
+from nearfar.report import Page, style
+from nearfar.report.page import Cell
+from nearfar.studies import STUDIES
+from nearfar.training.config import TrainConfig, option
+from nearfar.training.options import ConfigError, Option, nearest, to_dict
+from nearfar.training.runs import replacing
+
+FILE, CELLS, PAGE = "study.yaml", "cells.jsonl", "report.html"
+DOTS_PER_INCH, COLOURS = 150, 128  # of PNG files
+SHOWN_ROWS = 200  # of a table, in the page; the CSV file has them all
+
+Row = Mapping[str, Cell]
+Progress = Callable[[str], None]
+"""Is told, in a line, how far it is."""
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What every study takes. A field of a study's own is made with `option(default, help)`."""
+
+    seed: int = option(0, "decides everything random")
+
+    def small(self) -> Self:
+        """The same study in a few seconds: for tests, and for a first look."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class HeadOptions(StudyOptions):
+    """Of studies that train heads on cached features of a data set: DATA and the options of `nearfar train` are in
+    `config`.
+    """
+
+    seeds: int = option(3, "trainings of every setting, from `seed` on")
+    classes: int | None = option(None, "use so many training and so many test classes alone, the first ones")
+    config: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds must be at least 1, not {self.seeds}")
+        if self.classes is not None and self.classes < 2:
+            raise ConfigError(f"classes must be at least 2, not {self.classes}")
+
+    @property
+    def all_seeds(self) -> range:
+        """The seeds to train with."""
+        return range(self.seed, self.seed + self.seeds)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, made with `nearfar.report.style.figure`; what is to be seen on it; whether it needs a page's width."""
+
+    figure: Figure
+    caption: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study found.
+
+    Attributes:
+        tables: rows by name, which becomes NAME.csv; all rows of a table have the same keys.
+        figures: by name, which becomes NAME.png and NAME.svg.
+        sentences: what was found, made from the numbers.
+    """
+
+    tables: Mapping[str, Sequence[Row]]
+    figures: Mapping[str, Drawing]
+    sentences: Sequence[str]
+
+
+def study_module(name: str) -> Any:
+    """The module of a study."""
+    if name not in STUDIES:
+        hint = nearest(name, STUDIES) or f": there are {', '.join(STUDIES)}"
+        raise ConfigError(f"there is no study {name}{hint}")
+    return importlib.import_module(f"nearfar.studies.{name.replace('-', '_')}")
+
+
+def run_study(
+    name: str,
+    options: StudyOptions | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Findings:
+    """Run a study and write what it finds.
+
+    Args:
+        name: of `nearfar.studies.STUDIES`.
+        options: the `Options` of the study's module; its defaults if not given.
+        out: the folder; studies/NAME-NUMBER by default. One that holds the same study with the same options is gone on
+            with.
+        progress: called with a line now and then; by default it goes to standard error.
+    """
+    module = study_module(name)
+    chosen: StudyOptions = module.Options() if options is None else options
+    folder = new_folder(name) if out is None else Path(out)
+    begin(folder, name, chosen)
+    found: Findings = module.run(chosen, folder, progress or _say)
+    write(folder, name, chosen, found)
+    return found
+
+
+def begin(folder: Path, name: str, options: StudyOptions) -> None:
+    """Say in the folder which study is in it; refuse if it is another."""
+    text = described(name, options)
+    path = folder / FILE
+    if path.is_file():
+        if path.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"{folder} holds another study, or this one with other options (see {path}): choose another --out"
+            )
+        return
+    if (folder / CELLS).exists():
+        raise ConfigError(f"{folder} has cells of a study and no {FILE}: choose another --out")
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def described(name: str, options: StudyOptions) -> str:
+    """The study and its options, as YAML."""
+    import yaml
+
+    values = {"study": name, **to_dict(options)}
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120))
+
+
+def cells(
+    settings: Sequence[Mapping[str, Any]],
+    measure: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    folder: Path,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Every setting with what it came to, in order: [{**setting, **values}, ...].
+
+    Each is kept in cells.jsonl of the folder as soon as it is measured, and not measured again when the study goes on
+    after a kill. `measure` must depend on its setting alone: neither on the order nor on the settings before it.
+
+    Args:
+        settings: plain values of JSON, each setting once.
+        measure: gives plain values of JSON.
+    """
+    journal = Journal(folder / CELLS)
+    result = []
+    for number, setting in enumerate(settings, 1):
+        key = json.dumps(setting, sort_keys=True)
+        entry = journal.get(key)
+        if entry is None:
+            # By way of JSON, so that it is the same thing whether it was just measured or read.
+            entry = journal.add(key, values=json.loads(json.dumps(measure(setting))))
+            progress(f"{number} of {len(settings)}: {_words({**setting, **entry['values']})}")
+        result.append({**setting, **entry["values"]})
+    return result
+
+
+def write(folder: Path, name: str, options: StudyOptions, found: Findings) -> None:
+    """All files of a finished study."""
+    for title, rows in found.tables.items():
+        _write_csv(folder / f"{title}.csv", rows)
+    for title, drawing in found.figures.items():
+        write_figure(drawing.figure, folder / title)
+    page = Page(f"Study: {name}", STUDIES[name])
+    section = page.section("Findings")
+    for sentence in found.sentences:
+        section.paragraph(sentence)
+    for drawing in found.figures.values():
+        section.figure(style.svg(drawing.figure), drawing.caption, wide=drawing.wide)
+    section = page.section("Numbers")
+    for title, rows in found.tables.items():
+        more = f", {SHOWN_ROWS} of {len(rows):,} rows" if len(rows) > SHOWN_ROWS else ""
+        header = list(rows[0]) if rows else []
+        lines = [list(row.values()) for row in rows[:SHOWN_ROWS]]
+        section.table(header, lines, fold=f"{title}.csv{more}")
+    page.section("Options").preformatted(described(name, options))
+    page.write(folder / PAGE)
+
+
+def write_figure(drawn: Figure, path: Path) -> None:
+    """PATH.png and PATH.svg, on white; the same figure gives the same files."""
+    from PIL import Image
+
+    drawings = {kind: io.BytesIO() for kind in ("png", "svg")}
+    with style.figure():  # for its settings, which count when a figure is written too
+        drawn.savefig(drawings["png"], format="png", facecolor="white", dpi=DOTS_PER_INCH)
+        drawn.savefig(drawings["svg"], format="svg", facecolor="white", metadata={"Date": None})
+    small = io.BytesIO()
+    with Image.open(drawings["png"]) as image:  # drawings have few colours: a palette takes a third of the space
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    for kind, content in (("png", small), ("svg", drawings["svg"])):
+        with replacing(path.with_name(f"{path.name}.{kind}")) as file:
+            file.write(content.getvalue())
+
+
+def own_options(kind: type[StudyOptions]) -> dict[str, Option]:
+    """The options of a study by name, but for those of its configuration."""
+    hints = typing.get_type_hints(kind)
+    return {
+        f.name: Option(f.name, hints[f.name], f.default, f.metadata["help"]) for f in fields(kind) if f.name != "config"
+    }
+
+
+def new_folder(name: str) -> Path:
+    """studies/NAME-NUMBER, the first number that is free."""
+    number = 1
+    while (folder := Path("studies") / f"{name}-{number}").exists():
+        number += 1
+    return folder
+
+
+def _write_csv(path: Path, rows: Sequence[Row]) -> None:
+    text = io.StringIO(newline="")
+    header = list(rows[0]) if rows else []
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        if list(row) != header:
+            raise ValueError(f"the rows of {path.name} have different columns: {list(row)} and {header}")
+        writer.writerow(["" if value is None else value for value in row.values()])
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    shown = {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
+    return ", ".join(f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in shown.items())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

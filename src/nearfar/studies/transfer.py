@@ -1,0 +1,206 @@
+"""Trained on one set, tested on others: what a head knows of classes, and of kinds of images, that it has not seen.
+
+With `--others`, DATA and these are the sets. Without, the parts of DATA: those of a column of its table (`--by`), or of
+glyphs their alphabets and their faces. A head is trained on the training rows of each set, and tested on the test
+classes of each: of its own set, which is zero-shot, and of the others, which is a shift of domain as well. What falls
+below the untrained features was harmed by training.
+"""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nearfar.compare.spaces import read_contestant
+from nearfar.data import Table
+from nearfar.report import style
+from nearfar.studies.heads import Heads, Measured, measured, read_rows, study_config
+from nearfar.studies.heat import squares
+from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
+from nearfar.studies.sweep import Row, one, over_seeds, per_cent
+from nearfar.training.build import build_embedder
+from nearfar.training.config import TrainConfig, option
+from nearfar.training.defaults import is_glyphs
+from nearfar.training.measure import embed
+from nearfar.training.options import ConfigError
+
+METRIC = "recall@1"
+FEATURES = "untrained features"
+FEWEST_CLASSES = 8  # of a set, in training and in the test
+FACES, ALPHABETS, SETS = "faces", "alphabets", "sets"
+Sets = Mapping[str, tuple[Table, Table]]
+"""Training and test rows by name."""
+
+
+@dataclass(frozen=True)
+class Options(HeadOptions):
+    """Of the study."""
+
+    trained_with: str = option("MultiSimilarityLoss", "the loss")
+    others: tuple[str, ...] = option((), "more data sets, with commas between them")
+    by: str | None = option(None, "a column of the data's table whose values are the sets; of glyphs: alphabets, faces")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_contestant(self.trained_with)
+        if self.others and self.by is not None:
+            raise ConfigError("--others are sets of their own, --by makes sets of one: give one of them")
+
+    def small(self) -> Self:
+        config = replace(self.config, max_steps=3)
+        return replace(self, by=FACES, seeds=1, classes=24, config=config)
+
+
+def families(options: Options, config: TrainConfig) -> dict[str, Sets]:
+    """The sets to be trained on and tested on, by what makes them different."""
+    train, test = rows = read_rows(config, options.classes)
+    if options.others:
+        sets = {Path(config.data.path).name: rows}
+        for path in options.others:
+            other = replace(config, data=replace(config.data, path=path, layout=None))
+            sets[Path(path).name] = read_rows(other, options.classes)
+        if len(sets) <= len(options.others):
+            raise ConfigError("two of the data sets have the same name: tell them apart by the names of their folders")
+        return {SETS: sets}
+    if is_glyphs(train):
+        kinds = (ALPHABETS, FACES) if options.by is None else (options.by,)
+        if unknown := [kind for kind in kinds if kind not in (ALPHABETS, FACES)]:
+            raise ConfigError(f"glyphs differ by alphabets and by faces, not by {unknown[0]}")
+        return {kind: parted(train, test, glyph_parts(train, kind), glyph_parts(test, kind)) for kind in kinds}
+    if options.by is None:
+        raise ConfigError(f"{train.name} is one set: give more of them as --others, or a column of its table as --by")
+    return {options.by: parted(train, test, column(train, options.by), column(test, options.by))}
+
+
+def column(table: Table, name: str) -> list[str]:
+    """The values of a column, as names."""
+    if name not in table.columns:
+        raise ConfigError(f"{table.name} has no column {name}, only {', '.join(table.columns) or 'labels'}")
+    names = table.names.get(name)
+    return [str(value) if names is None else names[value] for value in table.columns[name].tolist()]
+
+
+def glyph_parts(table: Table, kind: str) -> list[str]:
+    """The alphabet of every row, by the first word of the character's name; or the family of its face.
+
+    Families are DejaVu Sans, its monospaced one, DejaVu Serif, and STIX.
+    """
+    if kind == ALPHABETS:
+        return [unicodedata.name(table.label_name(row), "?").split()[0].capitalize() for row in range(len(table))]
+    return ["STIX" if name.startswith("STIX") else name.partition("-")[0] for name in column(table, "face")]
+
+
+def parted(train: Table, test: Table, train_parts: Sequence[str], test_parts: Sequence[str]) -> Sets:
+    """The rows of each part that has enough classes of at least two images both to train on and to test."""
+    found = {}
+    for part in sorted(set(train_parts) & set(test_parts)):
+        tables = []
+        for table, parts in ((train, train_parts), (test, test_parts)):
+            own = table.select(np.array(parts) == part)
+            sizes = np.bincount(own.labels[own.labels >= 0], minlength=1)
+            tables.append(own.select(sizes[own.labels] >= 2))
+        if all(table.num_classes >= FEWEST_CLASSES for table in tables):
+            found[part] = (tables[0].compact(), tables[1])
+    if len(found) < 2:
+        raise ConfigError(
+            f"transfer needs two sets of at least {FEWEST_CLASSES} classes of two images, in training and in the test, "
+            f"and there are {len(found)}"
+        )
+    return found
+
+
+def run(options: Options, folder: Path, progress: Progress) -> Findings:
+    """Train on every set, test on all."""
+    tables: dict[str, list[Row]] = {}
+    figures: dict[str, Drawing] = {}
+    said: list[str] = []
+    for kind, sets in families(options, study_config(options.config)).items():
+        settings = [{"by": kind, "trained on": FEATURES, "seed": options.seed}]
+        settings += [{"by": kind, "trained on": name, "seed": seed} for name in sets for seed in options.all_seeds]
+        found = cells(settings, Trainings(options, sets).measure, folder, progress)
+        long = [
+            {"trained on": cell["trained on"], "tested on": name, "seed": cell["seed"], METRIC: cell[name]}
+            for cell in found
+            for name in sets
+        ]
+        tables[kind] = over_seeds(long, ["trained on", "tested on"], [METRIC])
+        figures[kind] = Drawing(draw(tables[kind], list(sets)), f"Recall@1 on unseen classes, by {kind}")
+        said += sentences(tables[kind], list(sets), kind)
+    return Findings(tables, figures, said)
+
+
+class Trainings:
+    """Heads on each of the sets; what is made for the last one is kept."""
+
+    def __init__(self, options: Options, sets: Sets):
+        self._options, self._sets = options, sets
+        self._last: tuple[str, Heads] | None = None
+
+    def measure(self, setting: Mapping[str, Any]) -> Measured:
+        """Recall@1 on every set's test rows, by its name."""
+        name = setting["trained on"]
+        if name == FEATURES:
+            return self._untrained()
+        if self._last is None or self._last[0] != name:
+            self._last = name, Heads(self._options.config, rows=self._sets[name])
+        heads = self._last[1]
+        ground = heads.ground
+
+        def look() -> Measured:
+            found = {}
+            for other, (_, test) in self._sets.items():
+                found[other] = measured(embed(ground.embedder, test, ground.config), test)[METRIC]
+            return found
+
+        trained = heads.train(read_contestant(self._options.trained_with), setting["seed"], look=look)
+        return trained or dict.fromkeys(self._sets)
+
+    def _untrained(self) -> Measured:
+        config = Heads(self._options.config, rows=next(iter(self._sets.values()))).ground.config
+        config = replace(config, model=replace(config.model, head="none", dimension=None, head_start="random"))
+        plain = build_embedder(config)
+        return {name: measured(embed(plain, test, config), test)[METRIC] for name, (_, test) in self._sets.items()}
+
+
+def draw(rows: Sequence[Row], names: Sequence[str]) -> Figure:
+    """Recall@1 by the set trained on and the set tested on. Colours are by column: how good it is for that test."""
+    lines = [FEATURES, *names]
+    values = np.full((len(lines), len(names)), np.nan)
+    texts = [["diverged"] * len(names) for _ in lines]
+    for r, trained in enumerate(lines):
+        for c, tested in enumerate(names):
+            row = one(rows, **{"trained on": trained, "tested on": tested})
+            if row[METRIC] is not None:
+                values[r, c], texts[r][c] = row[METRIC], per_cent(row, METRIC, "\n± ")
+    low, high = np.nanmin(values, 0), np.nanmax(values, 0)
+    shades = (values - low) / np.where(high > low, high - low, 1)
+    with style.figure(2.3 + 0.95 * len(names), 1.4 + 0.52 * len(lines)) as drawn:
+        axes = drawn.subplots()
+        squares(axes, names, lines, shades, texts, (0.0, 1.0))
+        axes.set(xlabel="tested on unseen classes of", ylabel="trained on")
+        axes.tick_params(axis="x", labelrotation=30 if max(map(len, names)) > 8 else 0)
+    return drawn
+
+
+def sentences(rows: Sequence[Row], names: Sequence[str], kind: str) -> list[str]:
+    """Where training on another set helped, and where only training on the same did."""
+    values = {(row["trained on"], row["tested on"]): row[METRIC] for row in rows}
+    if any(value is None for value in values.values()):
+        return [f"By {kind}: some of the trainings diverged."]
+    own = np.mean([values[name, name] - values[FEATURES, name] for name in names])
+    pairs = [(a, b) for a in names for b in names if a != b]
+    gains = {pair: values[pair] - values[FEATURES, pair[1]] for pair in pairs}
+    helped = sum(gain > 0 for gain in gains.values())
+    diagonal = sum(values[name, name] == max(values[other, name] for other in names) for name in names)
+    worst = min(gains, key=lambda pair: gains[pair])
+    elsewhere = 100 * np.mean(list(gains.values()))
+    return [
+        f"By {kind}: training on the same set gained {100 * own:+.1f} points of Recall@1 over the untrained features "
+        f"on average, on another set {elsewhere:+.1f}; {helped} of {len(pairs)} transfers gained.",
+        f"By {kind}: {diagonal} of {len(names)} sets are served best by training on themselves; the worst transfer, "
+        f"from {worst[0]} to {worst[1]}, changed Recall@1 by {100 * gains[worst]:+.1f} points.",
+    ]
