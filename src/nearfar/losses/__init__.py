@@ -11,6 +11,7 @@
     strip.py                         a loss of your own
     wrappers.py                      losses of losses: a memory, nested dimensions, two views, weighted sums
     dense.py                         the same specs the plain way: the reference
+    distributed/                     over several processes: pairs with all ranks' samples, sharded class weights
 
     >>> import torch
     >>> from nearfar import losses

@@ -15,6 +15,7 @@ from nearfar.losses.pair import NTXentLoss
 from nearfar.losses.pairs import ClassPairs, Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, over_negatives
+from nearfar.losses.spread import over_all_rows
 from nearfar.losses.weights import ordered, restored
 from nearfar.losses.whole import in_order, positive_pairs
 
@@ -87,6 +88,10 @@ class AngularLoss(Loss):
     def proxies_are_rows(self) -> bool:
         return False
 
+    @property
+    def row_local(self) -> bool:
+        return True
+
     def over_pairs(
         self,
         pairs: Pairs,
@@ -104,7 +109,7 @@ class AngularLoss(Loss):
         weight = x.new_ones(n) if sample_weight is None else sample_weight.to(x.dtype)
         weight = ordered(weight, pairs.row_order) * (number > 0)
         # What a term counts in its row's loss, or in the mean.
-        total = (weight * number).sum()
+        total = over_all_rows(pairs, (weight * number).sum())
         share = torch.where(total > 0, weight / total, 0) if self.reduction == "mean" else weight / number.clamp_min(1)
         loss = self._of_rows(pairs, x, y, share) if self.reduction == "none" else self._sum(pairs, x, y, share)
         if self.npair_weight:

@@ -14,6 +14,7 @@ from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Nearest, Relaxed
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec
+from nearfar.losses.spread import local_part
 from nearfar.losses.vectors import unit
 
 
@@ -61,12 +62,11 @@ class SoftTripleLoss(Loss):
         self.add_classes(num_classes, embedding_size, vectors_per_class=centers_per_class)
 
     def spec(self) -> LossSpec:
-        assert self.weight is not None
         k = self.vectors_per_class
         return LossSpec(
             positive=Linear(-self.la, self.la * self.margin),
             negative=Linear(self.la),
-            pool=Relaxed(k, self.gamma, share=self.tau / (len(self.weight) * max(1, k - 1))),
+            pool=Relaxed(k, self.gamma, share=self.tau / (self.num_classes * k * max(1, k - 1))),
         )
 
 
@@ -125,6 +125,8 @@ class SubCenterArcFaceLoss(Loss):
         """
         check_angle("threshold", threshold)
         assert self.weight is not None
+        if local_part(self.weight) is not None:
+            raise RuntimeError("the sub-centres are sharded: look for outliers with a plain loss of their full_state")
         centers = unit(self.weight).reshape(-1, self.vectors_per_class, self.weight.shape[1])
         cosines = torch.einsum("nd,nkd->nk", unit(embeddings.to(centers.dtype)), centers[labels])
         votes = torch.zeros(centers.shape[:2], dtype=torch.long, device=labels.device)
@@ -171,7 +173,9 @@ class CenterLoss(Loss):
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha is how far the centres follow, between 0 and 1, not {alpha}")
         self.alpha, self.loss_weight = alpha, loss_weight
-        self.register_buffer("centers", torch.empty(num_classes, embedding_size))
+        device = torch.device("meta") if self.sharded else None
+        self.register_buffer("centers", torch.empty(num_classes, embedding_size, device=device))
+        self.num_classes = num_classes
         torch.nn.init.xavier_uniform_(self.centers)
 
     @property
@@ -192,11 +196,12 @@ class CenterLoss(Loss):
     ) -> Tensor:
         if labels is None or labels.ndim != 1 or ref_emb is not None:
             raise ValueError("CenterLoss takes class ids as labels, and nothing else to compare with")
-        inputs.check_class_ids(labels, len(self.centers))
+        inputs.check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])
         x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
         # The centres as they were: this step moves them, perhaps before its gradient is asked for.
-        losses = (x - self.centers[labels]).square().sum(1) * (self.loss_weight / 2)
+        losses = self.with_own_class(self.centers, labels, lambda own: (x - own).square().sum(1))
+        losses = losses * (self.loss_weight / 2)
         if self.training and torch.is_grad_enabled():
             self._move_centers(x.detach(), labels)
         if self.reduction == "mean":
@@ -207,7 +212,11 @@ class CenterLoss(Loss):
 
     @torch.no_grad()
     def _move_centers(self, x: Tensor, labels: Tensor) -> None:
+        centers = self.centers
+        if self.distribution is not None:  # those of this rank's classes
+            centers, labels, here = self.distribution.held(centers, labels)
+            x, labels = x[here], labels[here]
         present, index, number = torch.unique(labels, return_inverse=True, return_counts=True)
-        before = self.centers[present]
+        before = centers[present]
         away = torch.zeros_like(before).index_add_(0, index, (before[index] - x).to(before.dtype))
-        self.centers[present] = before - self.alpha * away / (1 + number[:, None])
+        centers[present] = before - self.alpha * away / (1 + number[:, None])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nearfar.losses.engine import Plan
 from nearfar.losses.maps import through
+from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
 from nearfar.losses.rows import active_side, softplus
 from nearfar.losses.spec import LossSpec, StripSpec
@@ -44,7 +45,7 @@ def evaluate(
         if spec.average == "sides":
             losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
         elif spec.average == "active":
-            losses = result[0] * active_side(result[1], weights.weight)
+            losses = result[0] * active_side(pairs, result[1], weights.weight)
         else:
             assert isinstance(result, Tensor)
             losses = result
@@ -55,7 +56,7 @@ def evaluate(
         if spec.pool is not None:
             s = spec.pool.value(s.view(len(s), -1, spec.pool.size).permute(2, 0, 1))
             penalty = _penalty(spec.pool, unit(y))
-        losses = _losses(spec, s, *masks, pair_norm, log_weight, weights, target)
+        losses = _losses(spec, pairs, s, *masks, pair_norm, log_weight, weights, target)
     losses = only(weights.counted, losses)
     if plan.reduction == "none":
         losses = restored(losses * weights.weight, pairs.row_order)
@@ -73,6 +74,7 @@ def _penalty(pool: Pool, columns: Tensor) -> Tensor | None:
 
 def _losses(
     spec: LossSpec,
+    pairs: Pairs,
     s: Tensor,
     positive: Tensor,
     negative: Tensor,
@@ -98,7 +100,8 @@ def _losses(
         return _act(spec.act, p + n)
     a, b = weights.sides
     if spec.average == "active":
-        a, b = (active_side(((t != 0) & mask).sum(1), weights.weight) for t, mask in ((u, positive), (v, negative)))
+        sides = (u, positive), (v, negative)
+        a, b = (active_side(pairs, ((t != 0) & mask).sum(1), weights.weight) for t, mask in sides)
     return _act(spec.act, p) * a * spec.side_scale[0] + _act(spec.act, n) * b * spec.side_scale[1]
 
 

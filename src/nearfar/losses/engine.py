@@ -33,8 +33,9 @@ from torch import Tensor
 from nearfar.losses.memory import in_huge_pages, keep_freed_memory
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
-from nearfar.losses.rows import GatheredRows, HardestRows, View
+from nearfar.losses.rows import GatheredRows, HardestRows, View, active_side
 from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.spread import over_all_rows
 from nearfar.losses.vectors import WORK, Vectors, blocks
 from nearfar.losses.weights import RowWeights, only, ordered, restored
 
@@ -165,6 +166,8 @@ class _Run:
         if self.log_weight is not None:
             self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
         self.n, self.m = len(self.pairs.positives), len(self.y.raw)
+        spread = self.pairs.spread
+        self.shared = spread if spread is not None and spread.over == "columns" else None  # with other ranks
         self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
         self.per_class = 1 if self.pool is None else self.pool.size  # columns that the pairs have for one
         self.like = rows.new_empty(0, dtype=dtype)
@@ -210,8 +213,12 @@ class _Run:
             for part in blocks(self.m, self.per_class * WIDEST):
                 self._finish_columns(part)
         grads, penalty = self._gradients(), self.penalty
+        if self.pool is not None and self.shared is not None:
+            penalty = self.shared.ranks.sum(self._zeros(()) if penalty is None else penalty)
         if isinstance(self.spec, StripSpec) and self.spec.average == "active":
-            scale = torch.where(self.active > 0, self.weights.weight.sum() / self.active, 0)
+            sums = torch.stack([self.weights.weight.sum(), self.active])
+            weights, active = over_all_rows(self.pairs, sums)
+            scale = torch.where(active > 0, weights / active, 0)
             losses = losses * scale
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
         if self.plan.reduction == "none":
@@ -261,6 +268,7 @@ class _Run:
             row_bytes = self.m * self.like.element_size() * len(self.x.raw) // max(1, self.n)
             height = fewest = max(1, self.plan.budget // (12 * max(1, row_bytes)))
             columns = [slice(0, self.m)]
+            fits = height
         elif self.plan.same:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
             if towers is None:
@@ -272,21 +280,25 @@ class _Run:
             yield _Group(slice(0, self.n), tiles)
             return
         else:
+            # Where ranks share the columns, all must cut the rows alike: as the one with most columns does.
+            m = self.m
+            if self.shared is not None and self.shared.shard is not None:
+                m = self.shared.shard.largest * self.per_class
             wide = max(WIDEST // self.per_class, min(NARROWEST, WIDEST))
             columns = list(blocks(self.m // self.per_class, min(wide, self.plan.tile)))
             fewest = min(FEWEST_ROWS, self.plan.tile)
-            height = max(fewest, self.plan.tile // min(WIDEST, self.m))
-        strips = [[(rows, part) for part in columns] for rows in self._strips(height, fewest)]
+            height = max(fewest, self.plan.tile // max(1, min(WIDEST, m)))
+            fits = self.plan.budget // max(1, m * self.like.element_size())
+        groups = [_Group(rows, [(rows, part) for part in columns]) for rows in self._strips(height, fewest, fits)]
         if self.spec.average == "active" and isinstance(self.spec, LossSpec):  # the weights depend on every row
-            yield _Group(slice(0, self.n), [tile for strip in strips for tile in strip])
+            yield _Group(slice(0, self.n), [tile for group in groups for tile in group.tiles])
         else:
-            yield from (_Group(strip[0][0], strip) for strip in strips)
+            yield from groups
 
-    def _strips(self, height: int, fewest: int) -> Iterator[slice]:
+    def _strips(self, height: int, fewest: int, fits: int) -> Iterator[slice]:
         """Rows of so many at a time; after the first strip, whose tiles have a place of their own, no more than what
-        the budget can keep, if that is enough for products at full speed.
+        the budget can keep (`fits`), if that is enough for products at full speed.
         """
-        fits = self.plan.budget // max(1, self.m * self.like.element_size())
         yield slice(0, min(height, self.n))
         for later in blocks(self.n - height, min(height, max(fewest, fits))):
             yield slice(height + later.start, height + later.stop)
@@ -329,16 +341,19 @@ class _Run:
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
         tiles = _Tiles(self, group, hold, sweeps=len(state.sweeps))
-        for sweep in state.sweeps:
+        for look, exchange in state.sweeps:
             for views in tiles.visit():
                 for view in views:
-                    sweep(view)
+                    look(view)
+            if self.shared is not None:
+                exchange(self.shared.ranks)
         rows = group.rows
         a, b = self.weights.sides
         sides = a[rows] if isinstance(a, Tensor) else a, b[rows] if isinstance(b, Tensor) else b
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
-            sides = state.active_sides(self.weights.weight)
+            of_positives, of_negatives = (active_side(self.pairs, a, self.weights.weight) for a in state.active())
+            sides = of_positives, of_negatives
         counted = None if self.weights.counted is None else self.weights.counted[rows]
         losses = state.finish(self.weights.pull[rows], counted, sides)
         if isinstance(state, HardestRows):
@@ -403,6 +418,8 @@ class _Run:
 
     def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
         """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
+        if rows.start == rows.stop:  # of a rank that has none
+            return self._zeros((0,))
         k = spec.vectors_per_class if spec.anchors == "proxies" else 1
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
         s = self._similarities(i, j)

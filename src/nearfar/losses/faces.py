@@ -8,6 +8,7 @@ from torch import Tensor
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import ArcMargin, Curriculum, Linear, MagnitudeMargin, Quadratic, QualityMargin
+from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec
 from nearfar.losses.vectors import norms, unit
@@ -166,10 +167,8 @@ class CurricularFaceLoss(Loss):
         self.add_classes(num_classes, embedding_size)
 
     def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        assert self.weight is not None
         if labels is not None and labels.ndim == 1 and len(labels):
-            (own,) = self.row_parameters(embeddings, labels)
-            self.t.lerp_(own.mean().to(self.t.dtype), 0.01)
+            self.t.lerp_(self._own_cosines(embeddings, labels).mean().to(self.t.dtype), 0.01)
 
     def spec(self) -> LossSpec:
         return LossSpec(
@@ -178,13 +177,18 @@ class CurricularFaceLoss(Loss):
             target=True,
         )
 
-    @torch.no_grad()
-    def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """cos(theta_y)."""
-        assert self.weight is not None
+        return (self._own_cosines(embeddings, labels),)
+
+    @torch.no_grad()
+    def _own_cosines(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None or labels.ndim != 1:
             raise ValueError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
-        return ((unit(_upcast(embeddings)) * unit(_upcast(self.weight[labels]))).sum(1),)
+        assert self.weight is not None
+        return self.with_own_class(
+            self.weight, labels, lambda own: (unit(_upcast(embeddings)) * unit(_upcast(own))).sum(1)
+        )
 
 
 @register(
@@ -212,8 +216,7 @@ class P2SGradLoss(Loss):
         self.add_classes(num_classes, embedding_size)
 
     def spec(self) -> LossSpec:
-        assert self.weight is not None
-        share = 1 / len(self.weight)
+        share = 1 / self.num_classes
         return LossSpec(
             positive=Quadratic(1.0),
             negative=Quadratic(0.0),

@@ -68,11 +68,22 @@ def check_class_ids(labels: Tensor, classes: int) -> None:
             )
 
 
-def sample_pairs(labels: Tensor, ref_labels: Tensor | None) -> Pairs:
-    """Samples × samples, or samples × references, from class ids or multi-hot labels."""
+def check_multi_hot(labels: Tensor, classes: int) -> None:
+    """A column for every class."""
+    if labels.shape[1] != classes:
+        raise ValueError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
+
+
+def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None = None) -> Pairs:
+    """Samples × samples, or samples × references, from class ids or multi-hot labels.
+
+    Args:
+        part: the rows are these samples, instead of all; without `ref_labels`.
+    """
     if labels.ndim == 1:
         if ref_labels is None:
-            return ClassPairs.among_samples(labels.long())
+            ids = labels.long()
+            return ClassPairs.among_samples(ids) if part is None else ClassPairs.of_part(ids, part)
         if ref_labels.ndim == 1:
             return ClassPairs.to_references(labels.long(), ref_labels.long())
     right = labels if ref_labels is None else ref_labels
@@ -80,28 +91,35 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None) -> Pairs:
         raise ValueError(
             f"labels {tuple(labels.shape)} and ref_labels {tuple(right.shape)} must be of one kind and width"
         )
-    left, right = (labels != 0).float(), (right != 0).float()
+    left, right = (labels if part is None else labels[part], right)
+    left, right = (left != 0).float(), (right != 0).float()
 
     def shares_a_label(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         positive = left[rows] @ right[columns].t() > 0
         return positive, ~positive
 
-    return _mask_pairs(shares_a_label, len(left), len(right), ref_labels is None)
+    own = None if ref_labels is not None else 0 if part is None else part.start
+    return _mask_pairs(shares_a_label, len(left), len(right), own)
 
 
 def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
     """Samples × classes, or classes × samples, from class ids or multi-hot labels."""
     if labels.ndim == 2:
-        if labels.shape[1] != classes:
-            raise ValueError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
-        return mask_pairs(labels != 0, None, same=False, transpose=proxies_are_rows)
+        check_multi_hot(labels, classes)
+        return mask_pairs(labels != 0, None, transpose=proxies_are_rows)
     labels = labels.long()
     check_class_ids(labels, classes)
     return ClassPairs.of_classes(labels, classes) if proxies_are_rows else ClassPairs.to_classes(labels, classes)
 
 
-def mask_pairs(positives: Tensor, negatives: Tensor | None, same: bool, transpose: bool = False) -> Pairs:
-    """From boolean masks (samples × columns). Without `negatives`, whatever is not positive is negative."""
+def mask_pairs(
+    positives: Tensor, negatives: Tensor | None, own: int | None = None, transpose: bool = False
+) -> MaskPairs:
+    """From boolean masks (samples × columns). Without `negatives`, whatever is not positive is negative.
+
+    Args:
+        own: the rows are samples among the columns, from this one on: each is no pair with itself.
+    """
     if negatives is not None and bool((positives & negatives).any()):
         raise ValueError("some pairs are in both positives and negatives")
     if transpose:
@@ -111,7 +129,7 @@ def mask_pairs(positives: Tensor, negatives: Tensor | None, same: bool, transpos
         positive = positives[rows, columns]
         return positive, ~positive if negatives is None else negatives[rows, columns]
 
-    return _mask_pairs(cut, len(positives), positives.shape[1], same)
+    return _mask_pairs(cut, len(positives), positives.shape[1], own)
 
 
 def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, int]) -> None:
@@ -124,12 +142,12 @@ def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, i
             )
 
 
-def _mask_pairs(mask: MaskFunction, rows: int, columns: int, same: bool) -> Pairs:
+def _mask_pairs(mask: MaskFunction, rows: int, columns: int, own: int | None) -> MaskPairs:
     def without_self(i: slice, j: slice) -> tuple[Tensor, Tensor]:
         positive, negative = mask(i, j)
-        if same and i.start < j.stop and j.start < i.stop:
-            index = torch.arange(max(i.stop, j.stop), device=positive.device)
-            other = index[i, None] != index[j]
+        if own is not None and i.start + own < j.stop and j.start < i.stop + own:
+            index = torch.arange(max(i.stop + own, j.stop), device=positive.device)
+            other = index[i.start + own : i.stop + own, None] != index[j]
             return positive & other, negative & other
         return positive, negative
 

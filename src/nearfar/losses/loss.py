@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 from nearfar.losses import dense, engine, inputs, migration, tuples
 from nearfar.losses.engine import Plan
 from nearfar.losses.pairs import Pairs
+from nearfar.losses.ranks import weighed_gradient
 from nearfar.losses.spec import Average, LossSpec, StripSpec
+from nearfar.losses.spread import over_all_rows
 from nearfar.losses.tuples import IndicesTuple, TuplePairs
 
 if TYPE_CHECKING:
+    from nearfar.losses.distributed.distribution import Distribution
     from nearfar.losses.wrappers import SumLoss
 
 Reduction = Literal["mean", "sum", "none"]
@@ -73,6 +77,20 @@ class Summand(nn.Module):
         return SumLoss([other, self])
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a loss is called with; see `Loss.forward`."""
+
+    embeddings: Tensor
+    labels: Tensor | None = None
+    indices_tuple: IndicesTuple | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    positives: Tensor | None = None
+    negatives: Tensor | None = None
+    sample_weight: Tensor | None = None
+
+
 class Loss(Summand):
     """A loss of embeddings and labels.
 
@@ -81,6 +99,8 @@ class Loss(Summand):
         memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
         dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
+        sharded: leave the class weights without values, for more classes than fit into one process;
+            `nearfar.losses.distributed.distribute` then draws every rank's part of them.
 
     Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give
     `loss.parameters()` to an optimiser.
@@ -88,7 +108,11 @@ class Loss(Summand):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    num_classes: int = 0  # that have weights
     vectors_per_class: int = 1
+    distribution: "Distribution | None" = None  # over several processes, which `distribute` gives it
+    sampling_step: Tensor  # how many steps have drawn classes, and the classes here that the last one did,
+    sampled: Tensor | None = None  # where it says that not all take part
 
     def __init__(
         self,
@@ -97,6 +121,7 @@ class Loss(Summand):
         memory_budget: int = Plan.budget,
         check_finite: bool = False,
         dense: bool = False,
+        sharded: bool = False,
     ):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
@@ -107,6 +132,7 @@ class Loss(Summand):
         self.memory_budget = int(memory_budget)
         self.check_finite = check_finite
         self.dense = dense
+        self.sharded = sharded
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -118,11 +144,17 @@ class Loss(Summand):
             raise ValueError("the class-level form needs both num_classes and embedding_size")
         if num_classes < 1 or embedding_size < 1:
             raise ValueError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
-        self.vectors_per_class = vectors_per_class
-        vectors = torch.randn(num_classes * vectors_per_class, embedding_size)
-        self.weight = nn.Parameter(vectors * (2 / len(vectors)) ** 0.5)
+        self.num_classes, self.vectors_per_class = num_classes, vectors_per_class
+        device = torch.device("meta") if self.sharded else None
+        vectors = torch.randn(num_classes * vectors_per_class, embedding_size, device=device)
+        self.weight = nn.Parameter(vectors * self.initial_scale)
         if bias:
-            self.bias = nn.Parameter(torch.zeros(num_classes))
+            self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
+
+    @property
+    def initial_scale(self) -> float:
+        """The standard deviation of class weights when they are drawn."""
+        return float((2 / (self.num_classes * self.vectors_per_class)) ** 0.5)
 
     def spec(self) -> LossSpec | StripSpec:
         """The setting of the formula that this loss is."""
@@ -139,7 +171,7 @@ class Loss(Summand):
         """What is added to every row's loss (N,), besides the formula."""
         return None
 
-    def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """What a strip function takes besides the similarities, (N,) each."""
         return ()
 
@@ -173,32 +205,58 @@ class Loss(Summand):
                 Without `negatives`, all others are.
             sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
         """
-        embedding_size = None if self.weight is None else self.weight.shape[1]
+        embedding_size = None if self.weight is None else self.weight.shape[-1]
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(embeddings))
-        if indices_tuple is not None and self.class_level:
-            sample_weight = self._mined_weight(indices_tuple, embeddings, sample_weight)
-        if self.proxies_are_rows and sample_weight is not None:
+        given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
+        if self.distribution is not None:
+            return self.distribution.evaluate(self, given)
+        if self.sharded and self.class_level:
+            raise RuntimeError(
+                f"{type(self).__name__} was made with sharded=True, and its class weights have no values yet: "
+                "call nearfar.losses.distributed.distribute(loss) first"
+            )
+        self.check_pairs(given)
+        return self.of_batch(given)
+
+    def of_batch(self, given: Given) -> Tensor:
+        """The loss of a batch that has been checked."""
+        if given.indices_tuple is not None and self.class_level:
+            given = replace(given, sample_weight=self._mined_weight(given))
+        if self.proxies_are_rows and given.sample_weight is not None:
             # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
             # of.
-            there = sample_weight > 0
-            embeddings, sample_weight = embeddings[there], sample_weight[there]
-            labels, positives, negatives = (t if t is None else t[there] for t in (labels, positives, negatives))
-        pairs = self._pairs(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives)
+            there = given.sample_weight > 0
+            names = "labels", "positives", "negatives", "sample_weight"
+            rest = {name: None if getattr(given, name) is None else getattr(given, name)[there] for name in names}
+            given = replace(given, embeddings=given.embeddings[there], **rest)
+        return self.of_pairs(self.pairs_of(given), given)
+
+    def of_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        """The loss of these pairs, what a training step changes, and what is added to the rows' losses."""
         training = self.training and torch.is_grad_enabled()
         if training:
             with torch.no_grad():
-                self.before_step(embeddings, labels)
-        loss = self.over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+                self.before_step(given.embeddings, given.labels)
+        loss = self.over_pairs(pairs, given.embeddings, given.ref_emb, given.labels, given.sample_weight)
         if training:
             self.after_step()
-        return self._with_penalty(loss, embeddings, labels, sample_weight)
+        return self._with_penalty(loss, pairs, given)
 
     @property
     def class_level(self) -> bool:
         """Whether samples are compared with vectors of the classes, and not with each other."""
         return self.weight is not None
+
+    @property
+    def row_local(self) -> bool:
+        """Whether a row's loss is a function of its own similarities, so that ranks can share the rows out. What a loss
+        makes of the pairs itself, or of the batch before a step, is not known to be: it says so, if it is.
+        """
+        kind = type(self)
+        hooks = "over_pairs", "before_step", "row_parameters"
+        return all(getattr(kind, hook) is getattr(Loss, hook) for hook in hooks)
 
     @property
     def proxies_are_rows(self) -> bool:
@@ -219,19 +277,25 @@ class Loss(Summand):
         """
         spec = self.spec()
         rows, columns = self.prepare(embeddings), ref_emb if self.weight is None else self.weight
+        bias: Tensor | None = self.bias
+        spread = pairs.spread
+        if spread is not None and spread.shard is not None:
+            assert self.weight is not None
+            columns = spread.shard.part(self.weight, self.vectors_per_class)
+            bias = None if bias is None else spread.shard.part(bias)
         row_weight, column_weight = sample_weight, None
         if spec.anchors == "proxies":
             assert columns is not None
             rows, columns = columns, rows
-            row_weight, column_weight = None, sample_weight
+            row_weight, column_weight = None if spread is None else spread.weight, sample_weight
         mined = isinstance(spec, LossSpec) and spec.mining is not None
         pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
         if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
             shape = (len(pairs.positives),) if self.reduction == "none" else ()
             return self.zero(rows, columns, shape=shape)
-        parameters = self.row_parameters(embeddings, labels)
+        parameters = self.row_parameters(pairs, embeddings, labels)
         return self.evaluate(
-            spec, pairs, rows, columns, self.bias, *parameters, row_weight=row_weight, column_weight=column_weight
+            spec, pairs, rows, columns, bias, *parameters, row_weight=row_weight, column_weight=column_weight
         )
 
     def evaluate(
@@ -247,6 +311,15 @@ class Loss(Summand):
         reduction: Reduction | None = None,
     ) -> Tensor:
         """The formula with these settings, by the engine; see its `evaluate`."""
+        if pairs.spread is not None and pairs.spread.shard is not None:
+            # The classes here are a part of what the samples' gradient is made of, which N ranks' values depend on; the
+            # gradient of the classes themselves is all here.
+            ranks = pairs.spread.ranks
+            if spec.anchors == "proxies":
+                columns = None if columns is None else weighed_gradient(columns, ranks.size)
+            else:
+                rows = weighed_gradient(rows, ranks.size)
+            parameters = tuple(weighed_gradient(p, ranks.size) for p in parameters)
         if row_weight is None:
             row_weight = rows.new_ones(len(pairs.positives), dtype=torch.promote_types(rows.dtype, torch.float32))
         plan = Plan(
@@ -261,6 +334,24 @@ class Loss(Summand):
         run = dense.evaluate if self.dense else engine.evaluate
         return run(plan, rows, columns, bias, *parameters)
 
+    def with_own_class(self, table: Tensor, labels: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A function (N,) of the vectors (N, D) that a table by classes has for the samples' own, wherever they are."""
+        if self.distribution is None:
+            return function(table[labels])
+        return self.distribution.with_own_class(table, labels, function)
+
+    def uniform(self, pairs: Pairs, like: Tensor) -> Tensor:
+        """Random numbers in [0, 1), one for every row of the pairs. Ranks have those that one process with the first
+        rank's generator draws for the rows of all.
+        """
+        counts = None if pairs.spread is None else pairs.spread.counts
+        n = len(pairs.positives) if counts is None else sum(counts)
+        drawn = torch.rand(n, dtype=like.dtype, device=like.device)
+        if self.distribution is None:
+            return drawn
+        drawn = self.distribution.ranks.first_ranks(drawn)
+        return drawn if counts is None else torch.split(drawn, counts)[self.distribution.ranks.rank]
+
     def zero(self, *tensors: Tensor | None, shape: tuple[int, ...] = ()) -> Tensor:
         """A loss of nothing, which yet can be differentiated by these tensors."""
         given = [t for t in tensors if t is not None]
@@ -271,23 +362,36 @@ class Loss(Summand):
         return TuplePairs(indices, rows, columns, same)
 
     @staticmethod
-    def _mined_weight(indices_tuple: IndicesTuple, embeddings: Tensor, sample_weight: Tensor | None) -> Tensor | None:
-        n = len(embeddings)
-        weight = tuples.sample_weights(tuples.checked(indices_tuple, n, n, embeddings.device), n)
-        return sample_weight if weight is None else weight if sample_weight is None else sample_weight * weight
+    def _mined_weight(given: Given) -> Tensor | None:
+        n = len(given.embeddings)
+        assert given.indices_tuple is not None
+        indices = tuples.checked(given.indices_tuple, n, n, given.embeddings.device)
+        weight, own = tuples.sample_weights(indices, n), given.sample_weight
+        return own if weight is None else weight if own is None else own * weight
 
-    def _pairs(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: IndicesTuple | None,
-        ref_emb: Tensor | None,
-        ref_labels: Tensor | None,
-        positives: Tensor | None,
-        negatives: Tensor | None,
-    ) -> Pairs:
-        n = len(embeddings)
-        mined = indices_tuple is not None and not self.class_level
+    def pairs_of(self, given: Given) -> Pairs:
+        """Which pairs are positive and negative, from labels, masks or what a miner found."""
+        n, classes = len(given.embeddings), self.num_classes
+        if self.distribution is not None and self.distribution.by_classes(self):
+            return self.distribution.class_pairs(self, given)
+        columns = classes if self.weight is not None else n if given.ref_emb is None else len(given.ref_emb)
+        if given.positives is not None:
+            own = 0 if self.weight is None and given.ref_emb is None else None
+            return inputs.mask_pairs(given.positives, given.negatives, own, transpose=self.proxies_are_rows)
+        if given.indices_tuple is not None and not self.class_level:
+            indices = tuples.checked(given.indices_tuple, n, columns, given.embeddings.device)
+            return self.listed_pairs(indices, n, columns, same=given.ref_emb is None)
+        assert given.labels is not None
+        if self.weight is not None:
+            return inputs.class_pairs(given.labels, classes, self.proxies_are_rows)
+        return inputs.sample_pairs(given.labels, given.ref_labels)
+
+    def check_pairs(self, given: Given, columns: int | None = None) -> None:
+        """Whether what is given makes pairs, and one kind of them; masks of samples have so many columns, or as many as
+        there are samples to compare with.
+        """
+        n, labels, positives, ref_emb = len(given.embeddings), given.labels, given.positives, given.ref_emb
+        mined = given.indices_tuple is not None and not self.class_level
         if mined and positives is not None:
             raise ValueError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
         if (labels is None) == (positives is None) and not mined:
@@ -298,35 +402,27 @@ class Loss(Summand):
                 "ref_emb goes with pair-level losses"
             )
         if ref_emb is not None:
-            inputs.check_embeddings(ref_emb, embeddings.shape[1], "ref_emb", finite=self.check_finite)
+            inputs.check_embeddings(ref_emb, given.embeddings.shape[1], "ref_emb", finite=self.check_finite)
         if positives is not None:
-            same = self.weight is None and ref_emb is None
-            columns = n if ref_emb is None else len(ref_emb)
-            if self.weight is not None:
-                columns = len(self.weight) // self.vectors_per_class
-            inputs.check_masks(positives, negatives, (n, columns))
-            return inputs.mask_pairs(positives, negatives, same, transpose=self.proxies_are_rows)
-        if negatives is not None:
+            if columns is None:
+                columns = n if ref_emb is None else len(ref_emb)
+            inputs.check_masks(positives, given.negatives, (n, columns if self.weight is None else self.num_classes))
+            return
+        if given.negatives is not None:
             raise ValueError("negatives= goes with positives=, instead of labels")
         if labels is not None:
             inputs.check_labels(labels, n)
-        if mined:
-            assert indices_tuple is not None
-            columns = n if ref_emb is None else len(ref_emb)
-            indices = tuples.checked(indices_tuple, n, columns, embeddings.device)
-            return self.listed_pairs(indices, n, columns, same=ref_emb is None)
-        assert labels is not None
-        if self.weight is not None:
-            return inputs.class_pairs(labels, len(self.weight) // self.vectors_per_class, self.proxies_are_rows)
-        if (ref_emb is None) != (ref_labels is None):
+        if mined or self.weight is not None:
+            return
+        if (ref_emb is None) != (given.ref_labels is None):
             raise ValueError("ref_emb and ref_labels go together")
-        if ref_emb is not None and ref_labels is not None:
-            inputs.check_labels(ref_labels, len(ref_emb), "ref_labels", "ref_emb")
-        return inputs.sample_pairs(labels, ref_labels)
+        if ref_emb is not None and given.ref_labels is not None:
+            inputs.check_labels(given.ref_labels, len(ref_emb), "ref_labels", "ref_emb")
 
     def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
         """Whether this average has anything to be over; a warning if not, which says what the batch lacks."""
-        if pairs.complete:
+        everywhere = pairs.spread is not None and pairs.spread.over == "rows"  # what the other ranks' rows have, too
+        if pairs.complete and not everywhere:
             return True
         has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
         if average == "positive":
@@ -335,11 +431,11 @@ class Loss(Summand):
             counts, needed = has_positive & has_negative, "both a positive and a negative pair"
         else:
             counts, needed = has_positive | has_negative, "any pair"
-        if bool(counts.any()):
+        if bool(over_all_rows(pairs, counts.sum()) > 0):
             return True
         if isinstance(pairs, TuplePairs):  # miners may well find nothing
             return False
-        if not bool(has_positive.any()):
+        if not bool(over_all_rows(pairs, has_positive.sum()) > 0):
             why = "no two samples share a label: draw several samples of each class, as an m-per-class sampler does"
         else:
             why = "all samples share one label: draw several classes into each batch"
@@ -350,15 +446,14 @@ class Loss(Summand):
         )
         return False
 
-    def _with_penalty(
-        self, loss: Tensor, embeddings: Tensor, labels: Tensor | None, sample_weight: Tensor | None
-    ) -> Tensor:
-        penalty = self.penalty(embeddings, labels)
+    def _with_penalty(self, loss: Tensor, pairs: Pairs, given: Given) -> Tensor:
+        penalty = self.penalty(given.embeddings, given.labels)
         if penalty is None:
             return loss
-        weight = torch.ones_like(penalty) if sample_weight is None else sample_weight
+        weight = torch.ones_like(penalty) if given.sample_weight is None else given.sample_weight
         if self.reduction == "mean":
-            return loss + (weight * penalty).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+            weights = over_all_rows(pairs, weight.sum())
+            return loss + (weight * penalty).sum() / weights.clamp_min(torch.finfo(weight.dtype).tiny)
         return loss + (weight * penalty if self.reduction == "none" else (weight * penalty).sum())
 
     def _load_from_state_dict(

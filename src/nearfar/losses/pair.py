@@ -188,6 +188,10 @@ class NPairsLoss(Loss):
         check_choice("pairs", pairs, ("all", "one_per_class"))
         self.pairs, self.l2_weight = pairs, l2_weight
 
+    @property
+    def row_local(self) -> bool:
+        return self.pairs == "all"
+
     def spec(self) -> LossSpec:
         return LossSpec(
             positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
@@ -201,7 +205,7 @@ class NPairsLoss(Loss):
         labels: Tensor | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
-        if self.pairs == "all":
+        if self.row_local:
             return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
         if not isinstance(pairs, ClassPairs) or not pairs.same or pairs.row_order is None:
             raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
@@ -385,6 +389,10 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **options: Any):
         super().__init__(**options)
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
+
+    @property
+    def row_local(self) -> bool:
+        return True
 
     def spec(self) -> LossSpec:
         return LossSpec(

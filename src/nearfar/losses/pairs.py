@@ -21,6 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nearfar.losses.spread import Spread
+
 
 class TilePairs(Protocol):
     """The pairs of one tile."""
@@ -48,6 +50,7 @@ class Pairs(Protocol):
     positives: Tensor  # (N,) how many of each kind a row has
     negatives: Tensor
     complete: bool  # every row has both kinds, and there is a row
+    spread: Spread | None  # how rows or columns are shared out among ranks; None: all are here
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         """The pairs of a tile; None where all are negative."""
@@ -88,23 +91,35 @@ class ClassPairs:
         columns: M.
         column_order: what sorts the columns, if they are not sorted as they come.
         same: rows and columns are the same samples, sorted alike; row r's own column is r.
+        own: (N,) the rows are some of the columns' samples, sorted alike; row r's own column is own[r].
+        row_order: what sorts them.
     """
 
     towers: int | None = None
+    spread: Spread | None = None
 
     def __init__(
-        self, start: Tensor, stop: Tensor, columns: int, column_order: Tensor | None = None, same: bool = False
+        self,
+        start: Tensor,
+        stop: Tensor,
+        columns: int,
+        column_order: Tensor | None = None,
+        same: bool = False,
+        own: Tensor | None = None,
+        row_order: Tensor | None = None,
     ):
         self.start, self.stop, self.columns, self.same = start, stop, columns, same
         self.column_order = column_order
-        self.row_order = column_order if same else None
+        self.row_order = column_order if same else row_order
+        self.own = torch.arange(columns, device=start.device) if same else own
         listed = stop - start
-        self.positives = listed - int(same)
+        itself = int(self.own is not None)
+        self.positives = listed - itself
         self.negatives = columns - listed
         fewest, self.widest = (int(n) for n in torch.aminmax(listed)) if len(listed) else (0, 0)
-        self.complete = int(same) < fewest and self.widest < columns
+        self.complete = itself < fewest and self.widest < columns
         # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
-        self._reach = (start.tolist(), stop.tolist()) if same else None
+        self._reach = (start.tolist(), stop.tolist()) if self.own is not None else None
 
     @classmethod
     def among_samples(cls, ids: Tensor) -> "ClassPairs":
@@ -112,6 +127,14 @@ class ClassPairs:
         sorted_ids, order = torch.sort(ids, stable=True)
         start, stop = _interval(sorted_ids, sorted_ids)
         return cls(start, stop, len(ids), order, same=True)
+
+    @classmethod
+    def of_part(cls, ids: Tensor, part: slice) -> "ClassPairs":
+        """Some of the samples × all of them."""
+        sorted_ids, order = torch.sort(ids, stable=True)
+        own = ((order >= part.start) & (order < part.stop)).nonzero()[:, 0]
+        start, stop = _interval(sorted_ids, sorted_ids[own])
+        return cls(start, stop, len(ids), order, own=own, row_order=order[own] - part.start)
 
     @classmethod
     def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "ClassPairs":
@@ -133,10 +156,10 @@ class ClassPairs:
         return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
-        if self._reach and (
-            self._reach[0][rows.start] >= columns.stop or self._reach[1][rows.stop - 1] <= columns.start
-        ):
-            return None
+        if self._reach and rows.start < rows.stop:
+            reach = self._reach[0][rows.start], self._reach[1][rows.stop - 1]
+            if reach[0] >= columns.stop or reach[1] <= columns.start:
+                return None
         slots = min(self.widest, columns.stop - columns.start)
         if slots == 0:
             return None
@@ -147,8 +170,8 @@ class ClassPairs:
         column = first + torch.arange(slots, device=first.device) if slots > 1 else first
         positive = column < last
         column = torch.minimum(column, last - 1).clamp_min_(0)  # empty slots repeat the last listed column
-        if self.same:
-            own = column == torch.arange(rows.start, rows.stop, device=first.device)[:, None] - columns.start
+        if self.own is not None:
+            own = column == self.own[rows, None] - columns.start
             positive &= ~own
         else:
             own = torch.zeros((), dtype=torch.bool, device=first.device)
@@ -157,9 +180,7 @@ class ClassPairs:
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         column = torch.arange(self.columns, device=self.start.device)
         listed = (column >= self.start[rows, None]) & (column < self.stop[rows, None])
-        positive = listed
-        if self.same:
-            positive = listed & (column != torch.arange(rows.start, rows.stop, device=column.device)[:, None])
+        positive = listed if self.own is None else listed & (column != self.own[rows, None])
         return positive, ~listed
 
     def of_rows(self, index: Tensor) -> "ClassPairs":
@@ -222,6 +243,7 @@ class MaskPairs:
     row_order: Tensor | None = None
     column_order: Tensor | None = None
     towers: int | None = None
+    spread: Spread | None = None
 
     def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
         self.mask, self.columns = mask, columns

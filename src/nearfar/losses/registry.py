@@ -75,4 +75,4 @@ def _refuse_unknown_arguments(loss: type) -> None:
     loss.__init__ = checked  # type: ignore[misc]
 
 
-COMMON_OPTIONS = ["reduction", "memory_budget", "check_finite", "dense"]
+COMMON_OPTIONS = ["reduction", "memory_budget", "check_finite", "dense", "sharded"]

@@ -1,20 +1,24 @@
 """Row statistics: what a row must know of all its pairs, gathered tile by tile, and the gradient that follows from it.
 
-Statistics are monoids: they start empty, take in tiles in any order, and merge; so column tiles, mirrored tiles and
-shards all use the same `merge`. A state lives for one group of rows. The engine shows it every tile of the group once
-per sweep, then calls `finish`, and then, if gradients are wanted, asks for `gradient(view)` of every tile.
+Statistics are monoids: they start empty, take in tiles in any order, and merge; so column tiles and mirrored tiles use
+the same `merge`, and ranks that have other columns the same maxima and sums (`exchange`). A state lives for one group
+of rows. The engine shows it every tile of the group once per sweep (after which ranks exchange), then calls `finish`,
+and then, if gradients are wanted, asks for `gradient(view)` of every tile.
 
 Shapes: n rows of the group; b rows and t columns of a tile; K slots of its table of positives.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nearfar.losses.pairs import TilePairs
+from nearfar.losses.pairs import Pairs, TilePairs
+from nearfar.losses.ranks import Ranks
 from nearfar.losses.spec import LossSpec
+from nearfar.losses.spread import over_all_rows
 from nearfar.losses.weights import Sides, only
 
 
@@ -97,11 +101,29 @@ class LogSumExp:
         else:
             tops[rows], totals[rows] = both, total
 
+    @property
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """(top, total) of what has been taken in so far."""
+        if self.part is None:
+            self.part = self.like.new_full((self.n,), -math.inf), self.like.new_zeros(self.n)
+        return self.part
+
+    def raise_to(self, top: Tensor) -> None:
+        """The same sum, of exponentials less another top, which is no lower."""
+        before, total = self.gathered
+        self.part = top, total * (before - top.clamp_min(self.lowest)).exp_()
+
+    def sums(self) -> Tensor:
+        """(1, n) what ranks add up, once they have one top."""
+        return self.gathered[1][None]
+
+    def take_sums(self, sums: Tensor) -> None:
+        self.part = self.gathered[0], sums[0]
+
     def value(self) -> Tensor:
         """(n,)."""
-        if self.part is None:
-            return self.like.new_full((self.n,), -math.inf)
-        return self.part[0] + self.part[1].log()
+        top, total = self.gathered
+        return top + total.log()
 
     def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor:
         """(b, 1) what turns a tile's own exp(v - top) into d value / d v; more exact than exp(v - value)."""
@@ -142,11 +164,31 @@ class Sum:
         if self.count:
             self.active[rows] += part[1]
 
+    def sums(self) -> Tensor:
+        """(2, n) what ranks add up."""
+        return torch.stack([self.total, self.active])
+
+    def take_sums(self, sums: Tensor) -> None:
+        self.total, self.active = sums
+
     def value(self) -> Tensor:
         return self.total if self.scale is None else self.total * self.scale
 
     def factor(self, rows: slice, part: tuple[Tensor, Tensor] | None = None) -> Tensor | float:
         return 1.0 if self.scale is None else self.scale[rows, None]
+
+
+def exchange(statistics: "Sequence[LogSumExp | Sum]", ranks: Ranks) -> None:
+    """Merge what every rank has gathered of the columns that it has."""
+    exponentials = [s for s in statistics if isinstance(s, LogSumExp)]
+    if exponentials:
+        tops = ranks.max(torch.stack([s.gathered[0] for s in exponentials]))
+        for statistic, top in zip(exponentials, tops, strict=True):
+            statistic.raise_to(top)
+    parts = [s.sums() for s in statistics]
+    sums = torch.split(ranks.sum(torch.cat(parts)), [len(part) for part in parts])
+    for one, some in zip(statistics, sums, strict=True):
+        one.take_sums(some)
 
 
 class EachPositive:
@@ -166,6 +208,9 @@ class EachPositive:
         self.total[rows] += softplus(u).sum(1) * self.scale[rows]
         self.pull[rows] += u.sigmoid_().sum(1) * self.scale[rows]
 
+    def exchange(self, ranks: Ranks) -> None:
+        self.total, self.pull = ranks.sum(torch.stack([self.total, self.pull]))
+
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), exactly (torch's own is linear above 20), and 0 at -inf."""
@@ -179,6 +224,9 @@ def activate(act: str, x: Tensor) -> tuple[Tensor, Tensor]:
     if act == "relu":
         return torch.relu(x), (x > 0).to(x.dtype)
     return x, torch.ones_like(x)
+
+
+Sweep = tuple[Callable[[View], None], Callable[[Ranks], None]]  # what sees every tile, and what ranks then exchange
 
 
 class GatheredRows:
@@ -195,13 +243,13 @@ class GatheredRows:
         else:
             self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None, count)
         self.each: EachPositive | None = None
-        self.sweeps = [self.collect]
+        self.sweeps: list[Sweep] = [(self.collect, self._exchange_sums)]
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
             self.highest_negative = like.new_full((n,), -math.inf)
-            self.sweeps.insert(0, self.find_extremes)
+            self.sweeps.insert(0, (self.find_extremes, self._exchange_extremes))
         if spec.combine == "each":
-            self.sweeps.append(self.collect_each)
+            self.sweeps.append((self.collect_each, self._exchange_each))
 
     def find_extremes(self, view: View) -> None:
         """The least similar positive and the most similar negative, for the mining."""
@@ -225,10 +273,24 @@ class GatheredRows:
 
     def collect_each(self, view: View) -> None:
         """What every positive makes of N."""
+        each = self._of_each_positive()
+        if view.pairs is not None:
+            each.add(view.rows, self._positive_terms(view, view.pairs)[0])
+
+    def _exchange_extremes(self, ranks: Ranks) -> None:
+        self.lowest_positive = ranks.min(self.lowest_positive)
+        self.highest_negative = ranks.max(self.highest_negative)
+
+    def _exchange_sums(self, ranks: Ranks) -> None:
+        exchange([self.negative, self.positive], ranks)
+
+    def _exchange_each(self, ranks: Ranks) -> None:
+        self._of_each_positive().exchange(ranks)
+
+    def _of_each_positive(self) -> EachPositive:
         if self.each is None:
             self.each = EachPositive(self.negative.value(), self.count)
-        if view.pairs is not None:
-            self.each.add(view.rows, self._positive_terms(view, view.pairs)[0])
+        return self.each
 
     def _hold(self, view: View, gradient: bool) -> Held:
         s = view.s
@@ -290,10 +352,10 @@ class GatheredRows:
         self.pull_n = self.pull_p if by_n is by_p else weight * only(counted, by_n)
         return only(counted, losses)
 
-    def active_sides(self, weight: Tensor) -> Sides:
-        """The factors that make the mean one over the pairs whose terms are not zero, positives and negatives apart."""
+    def active(self) -> tuple[Tensor, Tensor]:
+        """(n,) each: how many positive and negative pairs of the rows have a term that is not zero."""
         assert isinstance(self.positive, Sum) and isinstance(self.negative, Sum)
-        return active_side(self.positive.active, weight), active_side(self.negative.active, weight)
+        return self.positive.active, self.negative.active
 
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
@@ -319,10 +381,13 @@ class GatheredRows:
         return g, None if norm_slope is None else h * norm_slope
 
 
-def active_side(active: Tensor, weight: Tensor) -> Tensor:
-    """sum of the weights / weighted number of active pairs."""
-    total = (active * weight).sum()
-    return torch.where(total > 0, weight.sum() / total, 0)
+def active_side(pairs: Pairs, active: Tensor, weight: Tensor) -> Tensor:
+    """sum of the weights / weighted number of active pairs: what makes the mean one over the latter."""
+    weights, total = over_all_rows(pairs, torch.stack([weight.sum(), (active * weight).sum()]))
+    return torch.where(total > 0, weights / total, 0)
+
+
+ELSEWHERE = -1  # the column of a hardest pair that another rank has
 
 
 class HardestRows:
@@ -333,7 +398,7 @@ class HardestRows:
 
     def __init__(self, spec: LossSpec, n: int, like: Tensor):
         self.spec = spec
-        self.sweeps = [self.collect]
+        self.sweeps: list[Sweep] = [(self.collect, self._exchange)]
         self.sign = 1 if spec.gather[0] == "max" else -1  # the least of sign * s is sought among the positives
         self.positive = like.new_full((n,), math.inf)
         self.negative = like.new_full((n,), -math.inf)
@@ -356,11 +421,22 @@ class HardestRows:
         self.negative[rows] = torch.where(harder, hardest, self.negative[rows])
         self.negative_column[rows] = torch.where(harder, column + view.column_offset, self.negative_column[rows])
 
+    def _exchange(self, ranks: Ranks) -> None:
+        """The hardest pairs of all ranks. The first rank that has one has its entry in the gradient."""
+        for values, columns, hardest in (
+            (self.positive, self.positive_column, ranks.min(self.positive)),
+            (self.negative, self.negative_column, ranks.max(self.negative)),
+        ):
+            owner = torch.where(values == hardest, ranks.rank, ranks.size)
+            columns.masked_fill_(ranks.min(owner) != ranks.rank, ELSEWHERE)
+            values.copy_(hardest)
+
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
         """The rows' losses (n,), and the gradient's two entries a row: (columns, d loss / d s)."""
         u, slope_p, _ = self.spec.positive.slopes(only(counted, self.positive * self.sign))
         v, slope_n, _ = self.spec.negative.slopes(only(counted, self.negative))
         losses, by = activate(self.spec.act, u + v)
         pull = weight * only(counted, by)
-        self.entries = [(self.positive_column, pull * slope_p), (self.negative_column, pull * slope_n)]
+        entries = [(self.positive_column, pull * slope_p), (self.negative_column, pull * slope_n)]
+        self.entries = [(c.clamp_min(0), torch.where(c == ELSEWHERE, 0, by)) for c, by in entries]
         return only(counted, losses)

@@ -34,11 +34,25 @@ class TwoTowerLoss(Loss):
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(a))
         dtype = functools.reduce(torch.promote_types, (a.dtype, b.dtype, torch.float32))
+        if self.distribution is not None:
+            return self.distribution.evaluate_towers(self, a.to(dtype), b.to(dtype), sample_weight)
         return self.of_towers(a.to(dtype), b.to(dtype), sample_weight)
 
     def of_towers(self, a: Tensor, b: Tensor, sample_weight: Tensor | None) -> Tensor:
         """The loss of checked towers, in float32 or float64."""
         raise TypeError(f"{type(self).__name__} does not say what it makes of two towers: define of_towers()")
+
+    @property
+    def row_local(self) -> bool:
+        return type(self).of_rows is not TwoTowerLoss.of_rows
+
+    def of_rows(
+        self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
+    ) -> Tensor:
+        """What a rank's `own` rows of both towers add to the loss of the `towers` of all ranks; `pairs` are its rows of
+        either × all rows of the other. A loss that does not say it is evaluated whole by every rank.
+        """
+        raise TypeError(f"{type(self).__name__} does not fall into rows")
 
 
 @register(
@@ -106,6 +120,16 @@ class InfoNCELoss(TwoTowerLoss):
         loss = self.evaluate(self.spec(), TowerPairs(n, a.device), both, None, row_weight=weight)
         return loss.view(2, n).mean(0) if self.reduction == "none" else loss / 2 if self.reduction == "sum" else loss
 
+    def of_rows(
+        self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
+    ) -> Tensor:
+        scale, spec = self._scale().sqrt(), self.spec()
+        there, back = (
+            self.evaluate(spec, pairs, unit(rows) * scale, unit(columns) * scale, row_weight=weight)
+            for rows, columns in zip(own, reversed(towers), strict=True)
+        )
+        return (there + back) / 2
+
 
 @register(
     "towers",
@@ -148,11 +172,17 @@ class SigLIPLoss(TwoTowerLoss):
         n = len(a)
         if n == 0:
             return self.zero(a, b, shape=(0,) if self.reduction == "none" else ())
+        pairs = ClassPairs.to_classes(torch.arange(n, device=a.device), n)
+        return self.of_rows((a, b), (a, b), pairs, sample_weight)
+
+    def of_rows(
+        self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
+    ) -> Tensor:
+        a, b = own[0], towers[1]
         # One more dimension carries the bias.
-        rows = torch.cat([unit(a) * self.logit_scale.exp(), self.logit_bias.expand(n, 1).to(a.dtype)], 1)
-        columns = torch.cat([unit(b), b.new_ones(n, 1)], 1)
-        index = torch.arange(n, device=a.device)
-        return self.evaluate(self.spec(), ClassPairs.to_classes(index, n), rows, columns, row_weight=sample_weight)
+        rows = torch.cat([unit(a) * self.logit_scale.exp(), self.logit_bias.expand(len(a), 1).to(a.dtype)], 1)
+        columns = torch.cat([unit(b), b.new_ones(len(b), 1)], 1)
+        return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 
 
 @register(

@@ -71,6 +71,10 @@ class TripletMarginLoss(Loss):
             act="softplus" if self.smooth_loss else "relu",
         )
 
+    @property
+    def row_local(self) -> bool:
+        return True
+
     def listed_pairs(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool) -> TuplePairs:
         if len(indices) == 4:
             return super().listed_pairs(indices, rows, columns, same)
@@ -203,12 +207,16 @@ class MarginLoss(Loss):
         else:
             self.register_buffer("beta", value)
 
-    def row_parameters(self, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+    @property
+    def row_local(self) -> bool:
+        return True
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""
         boundary = self._boundaries(embeddings, labels)
         if self.sampling == "all":
             return (boundary,)
-        draw = torch.rand(len(embeddings), dtype=boundary.dtype, device=boundary.device)
+        draw = self.uniform(pairs, boundary)
         return boundary, draw, torch.full_like(draw, embeddings.shape[1])
 
     def _boundaries(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:

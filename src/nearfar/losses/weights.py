@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from nearfar.losses.spread import over_all_rows
+
 if TYPE_CHECKING:
     from nearfar.losses.engine import Plan
 
@@ -42,6 +44,7 @@ class RowWeights:
 
     def __init__(self, plan: "Plan", dtype: torch.dtype, upstream: Tensor | None = None):
         average, pairs = plan.spec.average, plan.pairs
+        known = None if pairs.spread is None else pairs.spread.total
         self.counted: Tensor | None = None
         if not pairs.complete and average in ("both", "pairs", "positive"):
             self.counted = pairs.positives > 0
@@ -51,7 +54,10 @@ class RowWeights:
         self.sides: Sides = (1.0, 1.0)
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
-            self.sides = (present * (len(present) / present.sum().clamp_min(1)), 1.0)
+            rows, with_positive = over_all_rows(pairs, torch.stack([torch.ones_like(present).sum(), present.sum()]))
+            if known is not None:
+                rows = torch.full_like(rows, known)
+            self.sides = (present * (rows / with_positive.clamp_min(1)), 1.0)
         self.of_columns = self.weight.new_ones(()) if plan.reduction == "mean" else self.weight.sum()
         if upstream is not None:
             self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
@@ -60,7 +66,9 @@ class RowWeights:
             share = self.weight if self.counted is None else self.weight * self.counted
             if average == "pairs":
                 share = share * pairs.positives
-            total = share.sum()
+            total = over_all_rows(pairs, share.sum())
+            if known is not None:
+                total = torch.full_like(total, known)
             self.pull = torch.where(total > 0, share / total, 0)
         else:
             self.pull = self.weight

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from nearfar.losses import inputs, migration, tuples
 from nearfar.losses.loss import Loss, Summand
+from nearfar.losses.ranks import Ranks
 from nearfar.losses.tuples import IndicesTuple
 
 
@@ -119,8 +120,8 @@ class MatryoshkaLoss(Summand):
         if not dims or min(dims) < 1 or len(set(dims)) < len(dims):
             raise ValueError(f"dims must be different numbers of dimensions, at least 1, not {dims}")
         for name, weight in _class_weights(loss).items():
-            if weight.shape[1] < max(dims):
-                raise ValueError(f"dims go up to {max(dims)}, but {name} of the loss has {weight.shape[1]} dimensions")
+            if weight.shape[-1] < max(dims):
+                raise ValueError(f"dims go up to {max(dims)}, but {name} of the loss has {weight.shape[-1]} dimensions")
         self.loss = loss
         self.weights = dict(zip(dims, _checked_weights(weights, len(dims), "dims"), strict=True))
 
@@ -137,13 +138,13 @@ class MatryoshkaLoss(Summand):
         class_weights = _class_weights(self.loss)
         inputs.check_embeddings(embeddings, None)
         for weight in class_weights.values():
-            inputs.check_embeddings(embeddings, weight.shape[1])
+            inputs.check_embeddings(embeddings, weight.shape[-1])
         dims = list(self.weights)
         if embeddings.shape[1] < max(dims):
             raise ValueError(f"embeddings have {embeddings.shape[1]} dimensions, but dims go up to {max(dims)}")
         parts = {}
         for dim in dims:
-            replaced: dict[str, Tensor] = {name: weight[:, :dim] for name, weight in class_weights.items()}
+            replaced: dict[str, Tensor] = {name: weight[..., :dim] for name, weight in class_weights.items()}
             if dim != dims[-1]:  # every d sees the loss's state as it is, and the last one changes it
                 replaced |= {name: buffer.clone() for name, buffer in self.loss.named_buffers()}
             cut = embeddings[:, :dim], labels, indices_tuple, None if ref_emb is None else ref_emb[:, :dim], ref_labels
@@ -206,6 +207,8 @@ class CrossBatchMemory(Summand):
 
     References: X. Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020, arXiv:1912.06798.
     """
+
+    ranks: Ranks | None = None  # that share the batch, and have one and the same queue; `distribute` gives them
 
     embedding_memory: Tensor  # (memory_size, D)
     label_memory: Tensor  # (memory_size,)
@@ -277,6 +280,12 @@ class CrossBatchMemory(Summand):
             entering, entering_labels = entering[enqueue_mask], entering_labels[enqueue_mask]
             embeddings, labels = embeddings[~enqueue_mask], labels[~enqueue_mask]
             sample_weight = None if sample_weight is None else sample_weight[~enqueue_mask]
+        rows, own = len(labels), slice(0, len(entering))
+        if self.ranks is not None:
+            counts = self.ranks.counts(len(entering), entering.device)
+            own = slice(sum(counts[: self.ranks.rank]), sum(counts[: self.ranks.rank + 1]))
+            entering, entering_labels = (self.ranks.collected(t, counts) for t in (entering, entering_labels))
+            rows = sum(self.ranks.counts(len(labels), labels.device))
         slots = self._next_slots(len(entering))
         filled = min(self.memory_size, int(self.num_enqueued) + len(entering))
         if self.training and torch.is_grad_enabled():
@@ -285,14 +294,14 @@ class CrossBatchMemory(Summand):
         else:
             memory = self.embedding_memory[:filled].index_copy(0, slots, entering)
             memory_labels = self.label_memory[:filled].index_copy(0, slots, entering_labels)
-        copies = None if enqueue_mask is not None else slots
+        copies = None if enqueue_mask is not None else slots[own]
         pairs: dict[str, Any]
         if self.miner is not None:
             with torch.no_grad():
                 found = self.miner(embeddings, labels, memory, memory_labels)
             found = tuples.checked(found, len(labels), filled, embeddings.device)
             pairs = {"labels": labels, "indices_tuple": _with_copies(found, given, copies)}
-        elif copies is None or not len(labels):  # no row has a copy of itself in the queue
+        elif copies is None or not rows:  # no row has a copy of itself in the queue
             pairs = {"labels": labels, "ref_labels": memory_labels}
         else:
             alike = labels[:, None] == memory_labels
@@ -365,6 +374,8 @@ class SelfSupervisedLoss(Summand):
     arXiv:2002.05709, Algorithm 1.
     """
 
+    ranks: Ranks | None = None  # that share the batch; `distribute` gives them
+
     def __init__(self, loss: nn.Module, symmetric: bool = True):
         super().__init__()
         _check_pair_level(loss, "SelfSupervisedLoss")
@@ -386,6 +397,8 @@ class SelfSupervisedLoss(Summand):
                 "row i of both is the same sample"
             )
         number = torch.arange(len(embeddings), device=embeddings.device)
+        if self.ranks is not None:
+            number += sum(self.ranks.counts(len(number), number.device)[: self.ranks.rank])
         if self.symmetric:
             return self.loss(torch.cat([embeddings, ref_emb]), torch.cat([number, number]))  # type: ignore[no-any-return]
         return self.loss(embeddings, number, ref_emb=ref_emb, ref_labels=number)  # type: ignore[no-any-return]

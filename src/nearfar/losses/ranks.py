@@ -1,0 +1,212 @@
+"""`Ranks`: the processes that share a batch, and what they tell each other.
+
+A value that every rank returns is differentiated as the sum of all ranks' values, which is what autograd through
+collectives gives: `gathered` hands a row's gradient back to the rank it came from, added up over all ranks. Averaged
+over N ranks, as DistributedDataParallel does, that is the gradient of the one value.
+
+Shapes: n rows of this rank, B of all; N ranks.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if dist.is_available():  # newer versions of torch have them under another name
+    _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Ranks:
+    """A group of processes; one process by itself where torch.distributed is not initialised.
+
+    Args:
+        group: of torch.distributed; None is all processes.
+    """
+
+    def __init__(self, group: "dist.ProcessGroup | None" = None):
+        connected = dist.is_available() and dist.is_initialized()
+        self.group = group
+        self.rank = dist.get_rank(group) if connected else 0
+        self.size = dist.get_world_size(group) if connected else 1
+        if self.rank < 0:
+            raise ValueError("this process is not in the group that the loss is distributed over")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
+        return self  # a connection, of which there is one
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Of all ranks, elementwise."""
+        return self._reduced(values, "SUM")
+
+    def max(self, values: Tensor) -> Tensor:
+        """Of all ranks, elementwise."""
+        return self._reduced(values, "MAX")
+
+    def min(self, values: Tensor) -> Tensor:
+        """Of all ranks, elementwise."""
+        return self._reduced(values, "MIN")
+
+    def _reduced(self, values: Tensor, how: str) -> Tensor:
+        if self.size == 1:
+            return values
+        result = values.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(result, getattr(dist.ReduceOp, how), self.group)
+        return result
+
+    def first_ranks(self, values: Tensor) -> Tensor:
+        """What the first rank has."""
+        if self.size == 1:
+            return values
+        result = values.detach().clone(memory_format=torch.contiguous_format)
+        dist.broadcast(result, 0 if self.group is None else dist.get_global_rank(self.group, 0), self.group)
+        return result
+
+    def counts(self, n: int, device: torch.device) -> list[int]:
+        """How many every rank has."""
+        if self.size == 1:
+            return [n]
+        result = torch.empty(self.size, dtype=torch.long, device=device)
+        _all_gather(result, torch.tensor([n], device=device), group=self.group)
+        return result.tolist()
+
+    def collected(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """The rows (n, ...) of all ranks, one rank after the other, without a gradient."""
+        if self.size == 1:
+            return rows
+        if rows.dtype == torch.bool:
+            return self.collected(rows.to(torch.uint8), counts).bool()
+        own = _padded(rows.detach(), max(counts))
+        result = own.new_empty(self.size, *own.shape)
+        _all_gather(result.view(-1, *own.shape[1:]), own, group=self.group)
+        return _unpadded(result, counts)
+
+    def scattered_sum(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Of rows (B, ...), this rank's (n, ...), added up over all ranks: what `collected` does, backwards."""
+        if self.size == 1:
+            return rows
+        most = max(counts)
+        whole = rows.contiguous()
+        if any(count != most for count in counts):
+            whole = torch.cat([_padded(part, most) for part in torch.split(rows, counts)])
+        result = whole.new_empty(most, *whole.shape[1:])
+        _reduce_scatter(result, whole, group=self.group)
+        return result[: counts[self.rank]]
+
+    def exchanged(self, parts: list[Tensor], counts: list[int]) -> Tensor:
+        """Give every rank its part (n, ...) of what is here; what all ranks (with n rows each) have for this one."""
+        if self.size == 1:
+            return parts[0]
+        own = parts[self.rank]
+        shapes = [(count, *own.shape[1:]) for count in counts]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        sent = torch.cat([part.reshape(-1) for part in parts]).to(torch.uint8)
+        result = sent.new_empty(sum(sizes))
+        dist.all_to_all_single(result, sent, sizes, [part.numel() for part in parts], group=self.group)
+        return result.view(sum(counts), *own.shape[1:]).to(own.dtype)
+
+
+def _padded(rows: Tensor, n: int) -> Tensor:
+    """With rows of zeros at the end, so that there are n."""
+    if len(rows) == n:
+        return rows.contiguous()
+    return torch.cat([rows, rows.new_zeros(n - len(rows), *rows.shape[1:])])
+
+
+def _unpadded(parts: Tensor, counts: list[int]) -> Tensor:
+    if all(count == parts.shape[1] for count in counts):
+        return parts.view(-1, *parts.shape[2:])
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int], alike: bool) -> Tensor:
+        ctx.ranks, ctx.counts, ctx.alike, ctx.dtype = ranks, counts, alike, rows.dtype
+        # Half precision is sent as it is; its gradients are added up in float32.
+        return ranks.collected(rows, counts).to(torch.promote_types(rows.dtype, torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        ranks, counts = ctx.ranks, ctx.counts
+        if ctx.alike:  # all ranks have the same gradient: their sum needs no message
+            own = torch.split(upstream, counts)[ranks.rank] * ranks.size
+        else:
+            own = ranks.scattered_sum(upstream, counts)
+        return own.to(ctx.dtype), None, None, None
+
+
+def gathered(rows: Tensor, ranks: Ranks, counts: list[int], alike: bool = False) -> Tensor:
+    """The rows (n, D) of all ranks, (B, D), differentiable.
+
+    Args:
+        alike: every rank does the same with them, so that its gradient is the same too.
+    """
+    if ranks.size == 1:
+        return rows
+    result: Tensor = _Gathered.apply(rows, ranks, counts, alike)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, ranks: Ranks, factor: int) -> Tensor:
+        ctx.factor = factor
+        return ranks.sum(part)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return upstream if ctx.factor == 1 else upstream * ctx.factor, None, None
+
+
+def total(part: Tensor, ranks: Ranks, factor: int) -> Tensor:
+    """The sum of what every rank has, of which all ranks go on with the same; differentiable.
+
+    Args:
+        factor: what the gradient is multiplied by: N, as N values depend on this part; 1, where that has been seen to.
+    """
+    if ranks.size == 1:
+        return part
+    result: Tensor = _Total.apply(part, ranks, factor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
+        ctx.ranks, ctx.counts = ranks, counts
+        return torch.split(rows, counts)[ranks.rank].clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.ranks.collected(upstream, ctx.counts) / ctx.ranks.size, None, None
+
+
+def own_rows(rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
+    """This rank's (n,) of what all ranks have alike, (B,); differentiable: as the mean over ranks of what they make of
+    theirs.
+    """
+    if ranks.size == 1:
+        return rows
+    result: Tensor = _OwnRows.apply(rows, ranks, counts)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Weighed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return upstream * ctx.factor, None
+
+
+def weighed_gradient(tensor: Tensor, factor: float) -> Tensor:
+    """The tensor itself, whose gradient is multiplied by the factor."""
+    if factor == 1:
+        return tensor
+    result: Tensor = _Weighed.apply(tensor, factor)  # type: ignore[no-untyped-call]
+    return result
