@@ -78,6 +78,18 @@ def parser() -> argparse.ArgumentParser:
     finetuning = commands.add_parser("finetuning", help="curves of runs on CUB's unseen classes, for docs/training.md")
     finetuning.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="whose epochs are kept first")
 
+    search = commands.add_parser("search", help="an index against bare FAISS: building, queries, memory")
+    search.add_argument("--kind", choices=("exact", "hnsw"), default="exact", help="(exact)")
+    search.add_argument("--gallery", type=int, default=100_000, metavar="N", help="vectors (100000)")
+    search.add_argument("--dimension", type=int, default=512, metavar="D", help="(512)")
+    search.add_argument("--rounds", type=int, default=3, metavar="N", help="(3)")
+    search.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/search.csv")
+
+    serving = commands.add_parser("serving", help="requests to nearfar serve, over loopback")
+    serving.add_argument("--gallery", type=int, default=100_000, metavar="N", help="images (100,000)")
+    serving.add_argument("--requests", type=int, default=400, metavar="N", help="of each kind (400)")
+    serving.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/serving.csv")
+
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
     return top
@@ -147,6 +159,20 @@ def main(arguments: list[str] | None = None) -> int:
         warn_if_busy()
         standard = options.steps == 100 and options.rounds == 5
         training.measure(options.steps, options.rounds, options.out or (training.CSV if standard else None))
+        return 0
+    if options.command == "search":
+        from benchmarks import search  # faiss is needed here alone
+
+        warn_if_busy()
+        stored = search.CSV if options.gallery == 100_000 and options.dimension == 512 else None
+        search.measure(options.kind, options.gallery, options.dimension, options.rounds, options.out or stored)
+        return 0
+    if options.command == "serving":
+        from benchmarks import serving  # FastAPI is needed here alone
+
+        warn_if_busy()
+        standard = options.gallery == serving.GALLERY and options.requests == 400
+        serving.measure(options.gallery, options.requests, options.out or (serving.CSV if standard else None))
         return 0
     if options.command == "finetuning":
         from benchmarks import finetuning  # matplotlib and lightning are needed here alone

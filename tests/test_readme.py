@@ -38,8 +38,21 @@ def test_every_python_block_runs(page: Path) -> None:
 
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs pip install 'nearfar[docs]'")
-    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
+    built = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    )
     assert built.returncode == 0, built.stderr
     assert "CircleLoss" in (tmp_path / "reference" / "losses" / "index.html").read_text(encoding="utf-8")
 

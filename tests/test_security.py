@@ -16,7 +16,11 @@ FORBIDDEN = {
     "os.system", "os.popen", "eval", "exec", "tarfile.open", "shutil.unpack_archive", "zipfile.ZipFile.extractall",
 }  # fmt: skip
 # Those that are safe with the right argument: (call, argument, its value).
-REQUIRED = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False), "numpy.load": ("allow_pickle", False)}
+REQUIRED = {
+    "torch.load": ("weights_only", True),
+    "np.load": ("allow_pickle", False),
+    "numpy.load": ("allow_pickle", False),
+}
 
 
 def dotted(node: ast.expr) -> str:
@@ -30,7 +34,11 @@ def unsafe_calls(source: str) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in ("pickle", "dill", "marshal", "joblib", "shelve"):
-            found += [f"{node.lineno}: from {node.module} import {name.name}" for name in node.names if "rror" not in name.name]
+            found += [
+                f"{node.lineno}: from {node.module} import {name.name}"
+                for name in node.names
+                if "rror" not in name.name
+            ]
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)

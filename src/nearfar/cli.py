@@ -11,11 +11,20 @@ import nearfar
 COMMANDS = {
     "train": "train an embedding on a data set, and measure it on unseen classes",
     "compare": "which loss is best on a data set, decided fairly",
+    "study": "the papers' analyses, on any data",
     "evaluate": "measure a trained run, on its own test rows or on other data",
+    "export": "write the model of a run for others: ONNX, TorchScript or safetensors, with a model card",
+    "embed": "embed images with the model of a run, to a Parquet or npz file",
+    "index": "index images for search: FAISS in a folder, or Milvus",
+    "search": "find the indexed images that are nearest to pictures",
+    "serve": "a page to search, and to see what the model gets wrong",
+    "duplicates": "find near-identical images, above all between training and test images",
     "report": "write the report of a run anew: report.html, to be opened in a browser",
     "doctor": "look at a data set and at one batch of it: what would go wrong in training",
+    "plan": "memory, traffic and time of training on many machines, before it is begun",
     "losses": "list the losses, or show one of them",
     "recipes": "list the papers' protocols, for nearfar train --recipe",
+    "completion": "a script that lets the shell complete commands, options, losses and recipes",
     "env": "versions and machine, for reports",
 }
 

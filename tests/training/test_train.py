@@ -68,6 +68,9 @@ def test_metrics_are_those_of_the_saved_model_on_the_test_rows(tmp_path: Path) -
     assert run.metrics["after"]["recall@1"] == expected["recall@1"]
     assert run.metrics["after"]["map@r"] == expected["map@r"]
     assert evaluate(run, test)["map@r"] == expected["map@r"]
+    larger = replace(model.preprocess, size=24)
+    found = torch.from_numpy(np.concatenate(list(model.stream(test.images, transform=larger))))
+    assert evaluate(run, test, size=24)["map@r"] == retrieval_metrics(found, test.labels)["map@r"] != expected["map@r"]
     assert set(model.label_names) < set(TABLE.label_names) and len(model.label_names) == 9  # 3 of 12 are validation
     threshold = model.calibration.get("threshold")
     assert threshold == run.metrics["threshold"]

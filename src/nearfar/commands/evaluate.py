@@ -13,6 +13,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
     parser.add_argument("--ci", action="store_true", help="add 95 %% bootstrap intervals")
     parser.add_argument("--flip", action="store_true", default=None, help="average an image and its mirror image")
+    parser.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     parser.add_argument("--json", action="store_true", help="print everything, as JSON")
     options = parser.parse_args(words)
@@ -20,7 +21,8 @@ def run(words: Sequence[str]) -> int:
     from nearfar.training.progress import print_table
 
     ks = tuple(options.ks) if options.ks else None
-    metrics = evaluate(options.run, options.data, ks=ks, ci=options.ci, flip=options.flip, device=options.device)
+    chosen = {name: getattr(options, name) for name in ("ci", "flip", "size", "device")}
+    metrics = evaluate(options.run, options.data, ks=ks, **chosen)
     if options.json:
         print(json.dumps(metrics, indent=2))
         return 0

@@ -18,6 +18,7 @@ the embedded glyphs), measures it on classes it has not seen, and leaves a run f
   nearfar train photos --loss CircleLoss --loss.gamma 80   another loss; sums: --loss 'ArcFaceLoss + 0.5 * CircleLoss'
   nearfar train CUB_200_2011 --recipe cub/proxy-anchor     as in the paper
   nearfar train --resume runs/photos-proxyanchor-1         go on after a stop, to the very same end
+  nearfar train photos --devices 4                         four processes (GPUs); docs/scale.md says more
 
   --config FILE                   begin with this YAML file, such as config.yaml of a run
   --recipe NAME                   begin with a paper's protocol; nearfar recipes lists them
@@ -39,11 +40,13 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(f"train takes one data set, not {len(positional)}: {' '.join(positional)}")
     data = positional[0] if positional else None
     if "resume" in taken:
-        if data is not None or options or set(taken) - {"resume", "quiet"}:
-            raise ConfigError("a run goes on as it began: --resume RUN takes no other options")
+        if data is not None or set(taken) - {"resume", "quiet"}:
+            raise ConfigError(
+                "a run goes on as it began: --resume RUN takes no other options than devices, accelerator"
+            )
         from nearfar.training.train import train
 
-        train(resume=taken["resume"], quiet=taken.get("quiet", False))
+        train(resume=taken["resume"], quiet=taken.get("quiet", False), **options)
         return 0
     config = configuration(taken, options, data)
     if taken.get("print_config"):

@@ -89,7 +89,7 @@ def options_help() -> str:
     for section, members in sections.items():
         lines.append(f"\n{section or 'the run'}:")
         for option in members:
-            lines += _entry(option)
+            lines += entry(option)
         if section == "":
             lines += _loss_entries()
     return "\n".join(lines)
@@ -110,7 +110,8 @@ def _loss_entries() -> list[str]:
     ]
 
 
-def _entry(option: Option) -> list[str]:
+def entry(option: Option) -> list[str]:
+    """What `--help` says of one option."""
     default = option.default
     shown = f" ({_plain(default)})" if default not in (None, (), {}) and not isinstance(default, bool) else ""
     return _described(f"--{option.short or option.name} {_metavar(option.kind)}".rstrip(), option.help + shown)

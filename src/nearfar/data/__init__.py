@@ -10,6 +10,7 @@ images       ->  FeatureCache    what a frozen network makes of them, computed o
 """
 
 from nearfar.data.columns import Encoded, Files, Images, Pixels, Spans
+from nearfar.data.distributed import Dealt
 from nearfar.data.embedded import glyphs
 from nearfar.data.features import FeatureCache, Features
 from nearfar.data.lists import LayoutError
@@ -34,6 +35,7 @@ __all__ = [
     "Batch",
     "BatchSampler",
     "BrokenImageError",
+    "Dealt",
     "DifferentCountsWarning",
     "Encoded",
     "EvalTransform",

@@ -79,8 +79,8 @@ class _Keys(Sampler[list[_Key]]):
     def __iter__(self) -> Iterator[list[_Key]]:
         sampler = self.sampler
         for rows in sampler:
-            draw = sampler.epoch, sampler.position, sampler.rank
-            yield [_Key(row, (*draw, place)) for place, row in enumerate(rows)]
+            draw = sampler.epoch, sampler.position
+            yield [_Key(row, (*draw, *sampler.drawn_for(place))) for place, row in enumerate(rows)]
 
 
 class _Images(Dataset[tuple[int, Tensor | str]]):

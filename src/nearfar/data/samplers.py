@@ -56,6 +56,12 @@ class BatchSampler(Sampler[list[int]], ABC):
             yield ranks[self.rank].tolist()
         self.seek(epoch + 1)
 
+    def drawn_for(self, place: int) -> tuple[int, int]:
+        """The rank, and the place in its batch, for which a row of the last batch was drawn: what decides, with the
+        batch, everything random about it.
+        """
+        return self.rank, place
+
     def seek(self, epoch: int, position: int = 0) -> None:
         """Let the next iteration begin with this batch of this epoch."""
         self.epoch, self.position, self._start = epoch, position, position

@@ -10,6 +10,7 @@ embeddings, labels ──► inputs.py ──► protocols.py        who queries
                                      retrieval.py        retrieval_metrics, rank_metrics
                                      bootstrap.py        intervals, comparison of two models
 
+distributed.py                   the same by several processes, each with its queries or its part of the gallery
 hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
 multi_query.py, reranking.py,    re-identification: pooled queries, k-reciprocal re-ranking, query expansion, and
 neighbours.py                    lists of the nearest
@@ -29,6 +30,7 @@ from nearfar.evaluation.bootstrap import Difference, compare
 from nearfar.evaluation.calibration import Threshold, calibrate
 from nearfar.evaluation.clustering import clustering_metrics
 from nearfar.evaluation.diagnostics import Diagnosis, diagnose
+from nearfar.evaluation.distributed import distributed_retrieval_metrics
 from nearfar.evaluation.hamming import pack_bits
 from nearfar.evaluation.identification import identification_metrics
 from nearfar.evaluation.reranking import KReciprocal, augment_database, expand_queries
@@ -48,6 +50,7 @@ __all__ = [
     "clustering_metrics",
     "compare",
     "diagnose",
+    "distributed_retrieval_metrics",
     "expand_queries",
     "fold_accuracies",
     "identification_metrics",

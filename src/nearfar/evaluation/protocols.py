@@ -145,6 +145,33 @@ class Protocol:
         return Pairs(row[order], column[order], match[order])
 
 
+class Share:
+    """Some queries and some gallery items of a protocol: what one of several processes searches for, and in.
+
+    Args:
+        protocol: of all.
+        queries: which of them; here they are numbered 0, 1, ...
+        columns: which gallery items, numbered so too; by default all.
+    """
+
+    def __init__(self, protocol: Protocol, queries: Ints, columns: slice | None = None):
+        self._protocol, self._queries = protocol, queries
+        self._columns = slice(0, protocol.gallery) if columns is None else columns
+        self.labels = protocol.labels[queries]
+        first, last = np.searchsorted(protocol.junk_columns, (self._columns.start, self._columns.stop))
+        self.junk_columns = protocol.junk_columns[first:last] - self._columns.start
+
+    def pair_counts(self) -> Ints:
+        """How many pairs each query has at most, those in other shares included: all processes cut alike."""
+        return self._protocol.pair_counts()[self._queries]
+
+    def pairs(self, queries: Ints) -> Pairs:
+        """All matches and ignored items of these queries that are in this share."""
+        found = self._protocol.pairs(self._queries[queries])
+        here = (found.column >= self._columns.start) & (found.column < self._columns.stop)
+        return Pairs(found.row[here], found.column[here] - self._columns.start, found.match[here])
+
+
 def _ignored(junk: Any, labels: NDArray[Any], with_cameras: bool) -> set[Any]:
     """The junk labels, of the type that labels are."""
     if junk is None:

@@ -156,8 +156,8 @@ def retrieval_metrics(
             )
             depth += int(protocol.pair_counts().max()) + 1  # whoever is no better than the last may have equals beyond
             parts = approximate_ranks(left, right, protocol, ties, index=index, depth=depth, progress=bar)
-        values = _values(parts, ranked, protocol.queries)
-    result = _summary(values, ci, confidence, resamples, seed, per_query)
+        values = values_of(parts, ranked, protocol.queries)
+    result = summary(values, ci, confidence, resamples, seed, per_query)
     if clusters:
         normalize = similarity == "cosine"
         result = clustering_metrics(own, own_labels, normalize=normalize, seed=seed, metrics=clusters) | result
@@ -234,8 +234,8 @@ def rank_metrics(
             bar(len(queries) * protocol.gallery)
 
     with Progress(protocol.queries * protocol.gallery, "retrieval", progress) as bar:
-        values = _values(parts(bar), wanted, protocol.queries)
-    return _summary(values, ci, confidence, resamples, seed, per_query)
+        values = values_of(parts(bar), wanted, protocol.queries)
+    return summary(values, ci, confidence, resamples, seed, per_query)
 
 
 def _ranks(scores: Tensor, protocol: Protocol, queries: Ints, ties: Ties, tolerance: float) -> Ranks:
@@ -259,7 +259,7 @@ def _ranks(scores: Tensor, protocol: Protocol, queries: Ints, ties: Ties, tolera
     return ranks
 
 
-def _values(parts: Iterable[tuple[Ints, Ranks]], wanted: Sequence[str], queries: int) -> dict[str, Floats]:
+def values_of(parts: Iterable[tuple[Ints, Ranks]], wanted: Sequence[str], queries: int) -> dict[str, Floats]:
     """Each metric of each query; NaN for those without a match."""
     values = {name: np.full(queries, np.nan) for name in ("matches", *wanted)}
     for some, ranks in parts:
@@ -269,9 +269,10 @@ def _values(parts: Iterable[tuple[Ints, Ranks]], wanted: Sequence[str], queries:
     return values
 
 
-def _summary(
+def summary(
     values: dict[str, Floats], ci: bool, confidence: float, resamples: int, seed: int, per_query: bool
 ) -> dict[str, Any]:
+    """The means of the queries' values, and what was asked for besides."""
     used = ~np.isnan(values.pop("matches"))
     if not used.any():
         raise ValueError(

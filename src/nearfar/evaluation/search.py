@@ -25,7 +25,7 @@ from torch.nn.functional import normalize
 from nearfar.evaluation.counting import count_at_least, tally
 from nearfar.evaluation.inputs import Ints, Rows
 from nearfar.evaluation.metrics import Ranks
-from nearfar.evaluation.protocols import Pairs, Protocol
+from nearfar.evaluation.protocols import Pairs, Protocol, Share
 from nearfar.evaluation.ties import TIED, TIED_CODES, Ties, bounds_of
 from nearfar.evaluation.vectors import Vectors, parts_of
 from nearfar.evaluation.workers import Workers, workers
@@ -58,15 +58,28 @@ class Bounds:
         return (place + self.before).flip(1)[there.flip(1)].cpu().numpy(), matches.cpu().numpy()
 
 
+class Across:
+    """What is put together where each of several processes searches its part of the gallery; in one, nothing."""
+
+    def total(self, counts: Tensor) -> Tensor:
+        """The sum of what each has counted, which may be in place."""
+        return counts
+
+    def union(self, row: Ints, bound: Tensor) -> tuple[Ints, Tensor]:
+        """Everybody's matches: the queries they belong to, and the bounds that they set."""
+        return row, bound
+
+
 def exact_ranks(
     queries: Vectors,
     gallery: Vectors,
-    protocol: Protocol,
+    protocol: Protocol | Share,
     ties: Ties,
     *,
     memory_budget: int,
     tile: int = TILE,
     progress: Callable[[int], None] = lambda products: None,
+    across: Across | None = None,
 ) -> Iterator[tuple[Ints, Ranks]]:
     """Some queries and the ranks of their matches, until all that have any have had their turn.
 
@@ -75,8 +88,9 @@ def exact_ranks(
         memory_budget: bytes of vectors that may be held.
         tile: queries and gallery items at a time.
         progress: told how many (query, gallery item) pairs have been settled since the last time.
+        across: puts together what processes find that have the same queries and a part of the gallery each.
     """
-    same = queries is gallery
+    same, across = queries is gallery, across or Across()
     counts = protocol.pair_counts()
     mutual = same and queries.similarity != "l2" and counts.sum() <= PAIRS_AT_A_TIME and queries.bytes <= memory_budget
     if mutual:
@@ -96,7 +110,7 @@ def exact_ranks(
                 queries.longest()
     for turn in turns:
         pairs = protocol.pairs(turn)
-        matches = pairs.matches(len(turn))
+        matches = across.total(torch.from_numpy(pairs.matches(len(turn)))).numpy()
         # Queries with as many matches stand together: a tile compares with as many bounds as its largest row has.
         order = np.lexsort((protocol.labels[turn], matches))
         if not mutual:
@@ -105,7 +119,7 @@ def exact_ranks(
             if len(order) == 0:
                 continue
         with workers(2 * tile * tile, queries.rows.device) as team:
-            work = _Turn(turn[order], queries, None if mutual else gallery, tile, error, ties, team)
+            work = _Turn(turn[order], queries, None if mutual else gallery, tile, error, ties, team, across)
             work.arrange(pairs, order, len(turn), protocol.junk_columns)
             work.run(progress)
             ranks = work.ranks()
@@ -154,9 +168,18 @@ class _Turn:
     """
 
     def __init__(
-        self, order: Ints, queries: Vectors, gallery: Vectors | None, tile: int, error: float, ties: Ties, team: Workers
+        self,
+        order: Ints,
+        queries: Vectors,
+        gallery: Vectors | None,
+        tile: int,
+        error: float,
+        ties: Ties,
+        team: Workers,
+        across: Across,
     ) -> None:
         self.gallery, self.tile, self.error, self.ties, self.team = gallery, tile, error, ties, team
+        self.across = across
         self.left = torch.empty(len(order), queries.dimension, device=queries.rows.device)
 
         def read(part: slice, memory: Tensor) -> None:
@@ -192,7 +215,7 @@ class _Turn:
         bound = bounds_of(similarity, self._tolerance(row, column, similarity), self.ties)
         if self.gallery is None:
             row, bound = np.concatenate([row, column]), torch.cat([bound, bound])
-        self._bound(row, bound)
+        self._bound(*self.across.union(row, bound))
 
     def _hide(self, row: Ints, column: Ints) -> None:
         """Sort the pairs that are no negatives by the tile they are in."""
@@ -336,5 +359,7 @@ class _Turn:
             bounds.before.add_(counts)
 
     def ranks(self) -> Ranks:
+        for bounds in self.bounds:
+            self.across.total(bounds.before)
         ranks, matches = zip(*(bounds.ranks() for bounds in self.bounds), strict=True)
         return Ranks.of(np.concatenate(ranks), np.concatenate(matches))

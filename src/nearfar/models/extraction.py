@@ -33,8 +33,8 @@ def images_in(folder: str | os.PathLike[str]) -> list[Path]:
 
 def listed(images: Any) -> Any:
     """A folder or a file as a list of paths; the rest as it is."""
-    if isinstance(images, Tensor) and images.ndim != 4:
-        raise ValueError(f"a tensor of images must be (N, C, H, W), not {tuple(images.shape)}")
+    if isinstance(images, Tensor) and images.ndim not in (2, 4):
+        raise ValueError(f"a tensor must be (N, C, H, W), images, or (N, D), features; not {tuple(images.shape)}")
     if isinstance(images, (str, os.PathLike)):
         return images_in(images) if Path(images).is_dir() else [images]
     return images

@@ -16,6 +16,7 @@ from nearfar.imaging.pixels import Channels
 from nearfar.models import bn_inception, efficientnet, hub, iresnet
 from nearfar.models.checkpoints import FromPublic, load_weights, read_weights
 from nearfar.models.convnet import ConvNet
+from nearfar.models.given import GivenFeatures
 from nearfar.models.pooling import Pool
 
 
@@ -119,6 +120,12 @@ _TRUNKS = {
             bn_inception.from_public,
         ),
         *(_iresnet(depth) for depth in iresnet.LAYERS),
+        TrunkInfo(
+            "features",
+            GivenFeatures,
+            _whole_image(1),
+            "none: the inputs are features already, of so many dimensions",
+        ),
     )
 }
 
@@ -248,9 +255,14 @@ def _prefix(module: nn.Module, preprocess: EvalTransform, tokens: int) -> int:
 
 
 def _output_shape(module: nn.Module, preprocess: EvalTransform) -> tuple[int, ...]:
-    """The shape a module gives for one blank image; the module is left as it was."""
+    """The shape a module gives for one blank input; the module is left as it was."""
     state, training = next((p for p in module.parameters()), None), module.training
-    blank = torch.zeros(1, len(preprocess.channels), *preprocess.height_width)
+    shape = (
+        (module.dimension,)
+        if isinstance(module, GivenFeatures)
+        else (len(preprocess.channels), *preprocess.height_width)
+    )
+    blank = torch.zeros(1, *shape)
     module.eval()
     try:
         with torch.no_grad():

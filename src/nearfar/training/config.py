@@ -189,6 +189,11 @@ class TrainConfig:
         "where a loss's class vectors start; means: at the mean embeddings of their classes. Default: means where the "
         "head starts from principal components",
     )
+    sample_rate: float = option(
+        1.0,
+        "share of the classes, besides those of the batch, that a class-level loss compares with in a step (Partial "
+        "FC); others stay as they are",
+    )
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -200,7 +205,8 @@ class TrainConfig:
     chunk: int | None = option(None, "images at a time through the network (GradCache): large batches in little memory")
     seed: int = option(0, "decides everything random")
     accelerator: str = option("auto", "auto, cpu, gpu, mps, ... (Lightning)")
-    devices: int = option(1, "processes, each with batch_size images")
+    devices: int = option(1, "processes on each machine, each with batch_size images")
+    nodes: int = option(1, "machines; torchrun and srun, which start the processes there, say how many")
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = option((), "besides curves.csv")
     log_every: int = option(10, "steps between two rows of curves.csv")
     out: str | None = option(None, "folder of the run; default: runs/DATA-LOSS-NUMBER")

@@ -10,6 +10,7 @@ from nearfar.data import (
     BalancedSampler,
     Batch,
     BatchSampler,
+    Dealt,
     EvalTransform,
     FeatureCache,
     Features,
@@ -25,6 +26,7 @@ from nearfar.data.embedded import cache_folder
 from nearfar.models import Embedder
 from nearfar.training.config import DataConfig, SamplerConfig, TrainConfig
 from nearfar.training.options import ConfigError
+from nearfar.training.world import World
 
 
 def make_sampler(config: SamplerConfig, table: Table, seed: int, rank: int = 0, world_size: int = 1) -> BatchSampler:
@@ -96,13 +98,27 @@ class FeatureLoader:
 
 
 def make_loader(
-    config: TrainConfig, table: Table, embedder: Embedder, rank: int = 0, world_size: int = 1
+    config: TrainConfig, table: Table, embedder: Embedder, world: World | None = None
 ) -> Loader | FeatureLoader:
-    """Training batches: images, or cached features where the trunk is frozen."""
-    sampler = make_sampler(config.sampler, table, config.seed, rank, world_size)
+    """Training batches: images, or cached features where the trunk is frozen.
+
+    A batch of all processes is as the configuration has it, `nodes` × `devices` times batch_size, whatever the world in
+    which it is made: the processes of this world share it.
+    """
+    world, parts = world or World(), config.nodes * config.devices
+    if world.size == parts:
+        sampler = make_sampler(config.sampler, table, config.seed, world.rank, parts)
+    else:
+        sampler = Dealt(make_sampler(config.sampler, table, config.seed, 0, parts), world.rank, world.size)
     transform = train_transform(config.data, embedder.preprocess)
     if config.model.freeze:
-        features = cached_features(embedder, table, config, transform if config.model.views > 1 else None)
+        if config.model.views > 1 and world.size != parts:
+            raise ConfigError(f"model.views are drawn for {parts} processes: go on with as many, not {world.size}")
+        random = transform if config.model.views > 1 else None
+        if world.size > 1:  # each computes its part of what is not in the cache yet
+            cached_features(embedder, table.select(world.part(len(table))), config, random)
+            world.wait()
+        features = cached_features(embedder, table, config, random)
         return FeatureLoader(features, table.labels, sampler, config.seed)
     return Loader(
         table,
@@ -146,10 +162,10 @@ def cached_features(
     embedder: Embedder, table: Table, config: TrainConfig, transform: TrainTransform | None = None
 ) -> Features:
     """The trunk's features of a table, by its own transform or in random views; those are computed that are not in the
-    cache yet.
+    cache yet. Of a table without images, its own.
     """
     if table.images is None:
-        raise ConfigError(f"{table.name} has no images, only features")
+        return _given_features(embedder, table)
     views = 1 if transform is None else config.model.views
     random = [None if transform is None else SeededView(transform, view, config.seed) for view in range(views)]
     key = embedder.feature_key() if transform is None else f"{embedder.feature_key(transform)} {config.seed}"
@@ -159,3 +175,16 @@ def cached_features(
 
     images: Any = table.images
     return FeatureCache(cache_folder() / "features", key).compute(images, encode, views=views)
+
+
+def _given_features(embedder: Embedder, table: Table) -> Features:
+    features = table.features
+    assert features is not None
+    if features.shape[1] != embedder.feature_size:
+        raise ConfigError(
+            f"{table.name} has features of {features.shape[1]} dimensions, and the model takes {embedder.feature_size}"
+            ": they are of another encoder"
+        )
+    missing = np.isnan(features).any(1)
+    places = np.where(missing, -1, np.arange(len(features), dtype=np.int64))[:, None]
+    return Features([features], places, features.shape[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 from nearfar.data import Table
 from nearfar.losses import list_losses
 from nearfar.models import Embedder, list_trunks
-from nearfar.training.config import LossConfig, SamplerConfig, TrainConfig
+from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
 from nearfar.training.options import ConfigError
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"  # proxies follow a random network slowly
@@ -23,9 +23,9 @@ def is_glyphs(table: Table) -> bool:
 def resolve(config: TrainConfig, train: Table) -> TrainConfig:
     """The configuration with every None chosen that does not need the built model; `train` are the training rows."""
     small = is_glyphs(train)
-    model = config.model
+    model = config.model if train.images is not None else _without_trunk(config, train)
     backbone = model.backbone or ("convnet" if small else "efficientnet-lite0")
-    pretrained = is_pretrained(backbone, model.weights)
+    pretrained = backbone == "features" or is_pretrained(backbone, model.weights)
     if model.views > 1 and not model.freeze:
         raise ConfigError("model.views are of cached features: they go with --freeze")
     if model.freeze and not pretrained:
@@ -71,6 +71,17 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         optimiser=optimiser,
         epochs=config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20),
     )
+
+
+def _without_trunk(config: TrainConfig, train: Table) -> ModelConfig:
+    """Of data that are features already: the head alone is trained."""
+    assert train.features is not None
+    model = config.model
+    if model.backbone not in (None, "features"):
+        raise ConfigError(f"{train.name} has no images, only features: leave --backbone {model.backbone} out")
+    if model.views > 1 or config.evaluation.flip:
+        raise ConfigError(f"{train.name} has no images to augment or to mirror: leave --views and --flip out")
+    return replace(model, backbone="features", options={"dimension": train.features.shape[1]}, freeze=True)
 
 
 def with_images_of(config: TrainConfig, embedder: Embedder) -> TrainConfig:

@@ -6,7 +6,8 @@ from typing import Any
 
 import nearfar.data
 from nearfar.data import Table
-from nearfar.training.config import TrainConfig
+from nearfar.training.build import prepared
+from nearfar.training.config import DataConfig, TrainConfig
 from nearfar.training.finish import tested
 from nearfar.training.measure import embed, measure
 from nearfar.training.options import ConfigError
@@ -21,6 +22,7 @@ def evaluate(
     ks: tuple[int, ...] | None = None,
     ci: bool = False,
     flip: bool | None = None,
+    size: int | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Metrics of a run's model, as `nearfar.evaluation.retrieval_metrics` gives them.
@@ -32,14 +34,19 @@ def evaluate(
         ks: for recall@k; by default the run's.
         ci: add bootstrap intervals.
         flip: average an image and its mirror image; by default as the run does.
+        size: side of the images; by default that of the run.
         device: where the network computes.
     """
     run = run if isinstance(run, Run) else Run(run)
     config = run.config
     if flip is not None:
         config = replace(config, evaluation=replace(config.evaluation, flip=flip))
-    table = rows_of(config, data)
-    embeddings = embed(run.model(device), table, config)
+    table, model = rows_of(config, data), run.model(device)
+    if size is not None:
+        if size < 1:
+            raise ConfigError(f"the side of images must be at least 1 pixel, not {size}")
+        model.preprocess = model.transform = prepared(model.preprocess, replace(DataConfig(), size=size))
+    embeddings = embed(model, table, config)
     metrics = measure(embeddings, table, ks or config.evaluation.ks, ci=ci)
     if not metrics:
         raise ConfigError(f"{table.name}: no two rows have the same label, so there is nothing to find")

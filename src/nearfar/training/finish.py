@@ -14,6 +14,7 @@ from nearfar.training.measure import Floats, embed, measure, threshold_for
 from nearfar.training.progress import Display, print_table
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts
+from nearfar.training.world import World
 
 SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map")
 
@@ -23,12 +24,14 @@ def tested(parts: Parts) -> Table | None:
     return parts.test if parts.test is not None else parts.val
 
 
-def measure_before(embedder: Embedder, parts: Parts, config: TrainConfig) -> dict[str, float]:
+def measure_before(
+    embedder: Embedder, parts: Parts, config: TrainConfig, world: World | None = None
+) -> dict[str, float]:
     """The metrics of the model as it starts."""
     table = tested(parts)
     if table is None:
         return {}
-    return numbers(measure(embed(embedder, table, config), table, config.evaluation.ks))
+    return numbers(measure(embed(embedder, table, config, world), table, config.evaluation.ks, world=world))
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
@@ -37,25 +40,38 @@ def numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def finish(
-    run: Run, learner: Learner, parts: Parts, best: dict[str, Any] | None, seconds: float, display: Display
+    run: Run,
+    learner: Learner,
+    parts: Parts,
+    best: dict[str, Any] | None,
+    seconds: float,
+    display: Display,
+    world: World | None = None,
 ) -> None:
-    """Take the best model, calibrate it on the validation rows, measure it on the test rows, and save it."""
-    config, embedder = learner.config, learner.embedder
+    """Take the best model, calibrate it on the validation rows, measure it on the test rows, and save it.
+
+    Of several processes each embeds its part, and the first one writes.
+    """
+    config, embedder, world = learner.config, learner.embedder, world or World()
+    world.wait()  # until the best model is written
     if best is not None:
         embedder.load_state_dict(run.load_checkpoint("best")["embedder"])
     elif learner.ema is not None:
         _take_average(embedder, learner)
     embedder.eval()
-    threshold, note = _threshold(embedder, parts, config)
+    threshold, note = _threshold(embedder, parts, config, world)
     embedder.calibration = {} if threshold is None else {"threshold": threshold}
-    embedder.save(run.folder)
+    if world.first:
+        embedder.save(run.folder)
     began = time.monotonic()
     table = tested(parts)
     after: dict[str, float] = {}
     if table is not None:
         display.note(f"measuring the {'best' if best else 'last'} model on {len(table):,} images")
-        embeddings = embed(embedder, table, config)
-        after = numbers(measure(embeddings, table, config.evaluation.ks))
+        embeddings = embed(embedder, table, config, world)
+        after = numbers(measure(embeddings, table, config.evaluation.ks, world=world))
+    if not world.first:
+        return
     run.write_metrics(
         {
             "after": after,
@@ -95,13 +111,15 @@ def _take_average(embedder: nn.Module, learner: Learner) -> None:
     embedder.load_state_dict(state)
 
 
-def _threshold(embedder: Embedder, parts: Parts, config: TrainConfig) -> tuple[dict[str, Any] | None, str]:
+def _threshold(
+    embedder: Embedder, parts: Parts, config: TrainConfig, world: World
+) -> tuple[dict[str, Any] | None, str]:
     """A threshold for "the same", and a line about it."""
     wished = config.evaluation.target_precision
     if parts.val is None:
         return None, "no threshold: there are no validation rows to calibrate it on"
     try:
-        found = threshold_for(embed(embedder, parts.val, config), parts.val.labels, wished, config.seed)
+        found = threshold_for(embed(embedder, parts.val, config, world), parts.val.labels, wished, config.seed)
     except ValueError as error:
         return None, f"no threshold: {error}"
     return found.to_dict(), (

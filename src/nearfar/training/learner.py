@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,12 +13,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nearfar.data import Batch
+from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.gradcache import GradCache
+from nearfar.training.lazy import LazyRows
 from nearfar.training.optimisers import Ema, Rates, clip, make_optimiser, make_schedule, parameter_groups
 from nearfar.training.options import ConfigError
+from nearfar.training.parts import (
+    lazy_rows,
+    load_plain_loss_state,
+    make_room,
+    optimiser_shards,
+    plain_loss_state,
+    plain_optimiser_state,
+    table_shards,
+)
 from nearfar.training.runs import RunError
+from nearfar.training.shards import Shard, load_shards
+from nearfar.training.spread import rows_here
+from nearfar.training.world import World
 
 FORMAT = 1  # of the states below
 
@@ -49,26 +64,43 @@ class Learner(LightningModule):
         config: resolved.
         total_steps: at which the schedule ends.
         observer: is told of every step.
+        world: the processes that train together; the loss is `spread` over them.
     """
 
     optimiser: Optimizer
 
-    def __init__(self, embedder: Embedder, loss: nn.Module, config: TrainConfig, total_steps: int, observer: Observer):
+    def __init__(
+        self,
+        embedder: Embedder,
+        loss: nn.Module,
+        config: TrainConfig,
+        total_steps: int,
+        observer: Observer,
+        world: World | None = None,
+    ):
         super().__init__()
         self.embedder, self.loss, self.config, self.total_steps = embedder, loss, config, total_steps
-        self.observer = observer
+        self.observer, self.world = observer, world or World()
+        # Parts of class weights are each process's own, and what else a loss keeps, all of them change alike.
+        own = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
+        own += [name for name, _ in loss.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = [f"loss.{name}" for name in own]
+        self._lazy: LazyRows | None = None
         self.done = 0  # steps
         self.ema: Ema | None = None
         self._resumed: Mapping[str, Any] | None = None
+        self._resumed_shards: Path | None = None
         self._last: Step | None = None
         self._chunks: GradCache | None = None
         if config.chunk is not None:
             self._chunks = GradCache(embedder, loss, config.chunk)
-            _check_chunks(config)
+            check_chunks(config)
 
     def configure_optimizers(self) -> Any:
         """Lightning asks once, when the weights are where they will be trained."""
         self.optimiser, self.schedule = make_optimisation(self.config, self.embedder, self.loss, self.total_steps)
+        if self.config.sample_rate < 1:
+            self._lazy = lazy_rows(self.loss, self.optimiser)
         return {"optimizer": self.optimiser, "lr_scheduler": {"scheduler": self.schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
@@ -76,6 +108,9 @@ class Learner(LightningModule):
             self.ema = Ema(self.embedder, self.config.ema)
         if self._resumed is not None:
             self.optimiser.load_state_dict(self._resumed["optimiser"])
+            if self._resumed_shards is not None:
+                make_room(self.loss, self.optimiser, self._resumed["shards"])
+                load_shards(self._resumed_shards, self.shards())
             self.schedule.load_state_dict(self._resumed["schedule"])
             if self.ema is not None:
                 self.ema.load_state_dict(self._resumed["ema"])
@@ -98,6 +133,8 @@ class Learner(LightningModule):
         else:
             embed = self.embedder.project if self.config.model.freeze else self.embedder
             embeddings = embed(batch.images)
+            if self.world.size > 1:  # what a loss draws, it draws alike everywhere
+                _seed_step(self.config.seed, self.done, 0)
             loss = self.loss(embeddings, batch.labels)
         if loss.device.type == "cpu" and not torch.isfinite(loss):  # elsewhere it would wait for the device
             raise self.not_finite("the loss is not a number", self.done + 1)
@@ -117,7 +154,9 @@ class Learner(LightningModule):
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         own = self.config.optimiser
         if own.clip_value is not None or own.clip_norm is not None:
-            clip(self.parameters(), own.clip_value, own.clip_norm)
+            clip(self.parameters(), own.clip_value, own.clip_norm, self.world)
+        if self._lazy is not None:
+            self._lazy.step()
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self.done += 1
@@ -129,31 +168,41 @@ class Learner(LightningModule):
     # State
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, but for the data."""
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters()):
+        """All that later steps depend on, but for the data and the `shards`."""
+        here = [rows_here(p) if is_sharded(p) else p for p in self.parameters()]
+        if self.world.any(not all(bool(torch.isfinite(parameter).all()) for parameter in here))[0]:
             raise self.not_finite("weights are not numbers any more", self.done)
         return {
             "format": FORMAT,
             "step": self.done,
             "embedder": self.embedder.state_dict(),
-            "loss": self.loss.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "loss": plain_loss_state(self.loss),
+            "optimiser": plain_optimiser_state(self.loss, self.optimiser),
+            "shards": list(self.shards()),
             "schedule": self.schedule.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
             "precision": self.trainer.precision_plugin.state_dict(),
         }
 
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Take up a state before training begins; what needs an optimiser follows once there is one."""
+    def shards(self) -> dict[str, Shard]:
+        """The part that this process has of large class weights, and of what the optimiser keeps for them."""
+        return table_shards(self.loss) | optimiser_shards(self.loss, self.optimiser)
+
+    def resume(self, state: Mapping[str, Any], shards: Path | None = None) -> None:
+        """Take up a state before training begins; what needs an optimiser follows once there is one.
+
+        Args:
+            shards: the folder with what is saved in parts, if anything is.
+        """
         if state.get("format") != FORMAT:
             raise RunError(
                 f"the checkpoint has format {state.get('format')}, this version of nearfar goes on from {FORMAT}: "
                 "use the version that began the run (environment.json names it)"
             )
         self.embedder.load_state_dict(state["embedder"])
-        self.loss.load_state_dict(state["loss"])
+        load_plain_loss_state(self.loss, state["loss"])
         self.done = state["step"]
-        self._resumed = state
+        self._resumed, self._resumed_shards = state, shards
 
     def not_finite(self, what: str, step: int) -> RunError:
         """What to say when numbers have gone."""
@@ -186,10 +235,11 @@ def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, 
     return optimiser, schedule
 
 
-def _check_chunks(config: TrainConfig) -> None:
+def check_chunks(config: TrainConfig) -> None:
+    """Refuse what does not go with GradCache."""
     if config.model.freeze:
         raise ConfigError("--freeze trains a head on cached features, which fit into memory: leave chunk out")
-    if config.devices > 1:
+    if config.devices * config.nodes > 1:
         raise ConfigError("chunk goes with one device: with several, raise devices instead")
     if config.precision == "16-mixed":
         raise ConfigError("chunk goes with precision 32-true and bf16-mixed, whose gradients need no scaling")

@@ -1,5 +1,7 @@
 """A model measured on a table: every retrieval metric, and verification where the table has lists of pairs."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from nearfar.data import SPLITS, Table
-from nearfar.evaluation import Threshold, calibrate, pair_scores, retrieval_metrics, verification_metrics
+from nearfar.evaluation import (
+    Threshold,
+    calibrate,
+    distributed_retrieval_metrics,
+    pair_scores,
+    retrieval_metrics,
+    verification_metrics,
+)
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import cached_features
+from nearfar.training.world import World
 
 Floats = NDArray[np.float32]
 PAIRS = 2_000_000  # that a threshold is calibrated on, at most
@@ -32,8 +42,13 @@ class _Mirrored:
         return mirrored
 
 
-def embed(embedder: Embedder, table: Table, config: TrainConfig) -> Floats:
-    """Embeddings (N, D) of a table's rows; those of unreadable images are NaN."""
+def embed(embedder: Embedder, table: Table, config: TrainConfig, world: World | None = None) -> Floats:
+    """Embeddings (N, D) of a table's rows; those of unreadable images are NaN.
+
+    In a world, every process embeds its part, and all have all.
+    """
+    if world is not None and world.size > 1:
+        return world.gathered(embed(embedder, table.select(world.part(len(table))), config))
     if config.model.freeze and not config.evaluation.flip:
         return _projected(embedder, table, config)
     images: Any = table.images
@@ -62,8 +77,10 @@ def _projected(embedder: Embedder, table: Table, config: TrainConfig) -> Floats:
     return result
 
 
-def measure(embeddings: Floats, table: Table, ks: tuple[int, ...], *, ci: bool = False) -> dict[str, Any]:
-    """Metrics of embeddings of a table's rows.
+def measure(
+    embeddings: Floats, table: Table, ks: tuple[int, ...], *, ci: bool = False, world: World | None = None
+) -> dict[str, Any]:
+    """Metrics of embeddings of a table's rows. In a world, every process has all of them, and searches for its part.
 
     Queries search the gallery where the table has them, with cameras where it knows them; else every row searches all
     others. Lists of pairs add "NAME accuracy" and the like.
@@ -71,11 +88,12 @@ def measure(embeddings: Floats, table: Table, ks: tuple[int, ...], *, ci: bool =
     result: dict[str, Any] = {}
     there: NDArray[np.bool_] = np.asarray(~np.isnan(embeddings).any(1))
     if {"query", "gallery"} <= set(table.split_names):
-        result = _query_gallery(embeddings, table, there, ks, ci)
+        result = _query_gallery(embeddings, table, there, ks, ci, _search(world))
     else:
         labelled = there & (table.labels >= 0)
         if len(np.unique(table.labels[labelled])) < np.count_nonzero(labelled):  # someone has a match
-            result = retrieval_metrics(embeddings[labelled], table.labels[labelled], ks, ci=ci, progress=False)
+            search = _search(world)
+            result = search(embeddings[labelled], table.labels[labelled], ks, ci=ci, progress=False)
     for name, pairs in table.pairs.items():
         if pairs.of == "row" and len(pairs):
             both = there[pairs.first] & there[pairs.second]
@@ -85,13 +103,24 @@ def measure(embeddings: Floats, table: Table, ks: tuple[int, ...], *, ci: bool =
     return result
 
 
+def _search(world: World | None) -> Callable[..., dict[str, Any]]:
+    if world is None or world.size == 1:
+        return retrieval_metrics
+    return partial(distributed_retrieval_metrics, holds="all")
+
+
 def _query_gallery(
-    embeddings: Floats, table: Table, there: NDArray[np.bool_], ks: tuple[int, ...], ci: bool
+    embeddings: Floats,
+    table: Table,
+    there: NDArray[np.bool_],
+    ks: tuple[int, ...],
+    ci: bool,
+    search: Callable[..., dict[str, Any]],
 ) -> dict[str, Any]:
     query, gallery = (there & (table.split_ids == SPLITS.index(name)) for name in ("query", "gallery"))
     camera = table.camera
     cameras = {} if camera is None else {"cameras": camera[query], "gallery_cameras": camera[gallery]}
-    return retrieval_metrics(
+    return search(
         embeddings[query],
         table.labels[query],
         ks,

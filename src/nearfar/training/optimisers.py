@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
+from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
+from nearfar.training.spread import rows_here
+from nearfar.training.world import World, total_norm
 
 OptimiserName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleKind = Literal["constant", "cosine", "step"]
@@ -145,9 +148,15 @@ def make_schedule(
 
 
 def clip(
-    parameters: Iterable[nn.Parameter], by_value: float | None = None, by_norm: float | None = None
+    parameters: Iterable[nn.Parameter],
+    by_value: float | None = None,
+    by_norm: float | None = None,
+    world: World | None = None,
 ) -> Tensor | None:
     """Clip the gradients in place: every entry to ± by_value, then all together to a norm of by_norm.
+
+    Args:
+        world: the processes among which some parameters are cut; their norm is that of the whole.
 
     Returns:
         The norm before it was clipped to by_norm (what is worth logging); None without by_norm.
@@ -156,9 +165,22 @@ def clip(
         if limit is not None and not limit > 0:
             raise ValueError(f"{name}={limit} must be positive; None does not clip")
     with_gradients = [p for p in parameters if p.grad is not None]
+    cut = [p for p in with_gradients if is_sharded(p)]
+    if not cut:
+        if by_value is not None:
+            nn.utils.clip_grad_value_(with_gradients, by_value)
+        return None if by_norm is None else torch.nn.utils.clip_grad_norm_(with_gradients, by_norm)
+    own = [rows_here(p.grad) for p in cut if p.grad is not None]
+    shared = [p.grad for p in with_gradients if p.grad is not None and not is_sharded(p)]
     if by_value is not None:
-        nn.utils.clip_grad_value_(with_gradients, by_value)
-    return None if by_norm is None else torch.nn.utils.clip_grad_norm_(with_gradients, by_norm)
+        for gradient in (*own, *shared):
+            gradient.clamp_(-by_value, by_value)
+    if by_norm is None:
+        return None
+    norm = total_norm(own, shared, world or World())
+    for gradient in (*own, *shared):
+        gradient.mul_((by_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 class Ema:

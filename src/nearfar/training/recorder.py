@@ -21,10 +21,13 @@ from nearfar.training.loggers import Loggers
 from nearfar.training.measure import embed, measure
 from nearfar.training.progress import Display
 from nearfar.training.runs import Curves, Run
+from nearfar.training.world import World
 
 
 class Recorder:
     """Watches a learner (`Observer`), and writes what the run folder holds of it.
+
+    Of several processes, each has one: they measure and save together, and the first one writes.
 
     In this order: a row of the curves; at the end of an epoch, the validation metrics and the best model; a checkpoint.
     So a checkpoint never promises what is not written, and what was written after it is written again.
@@ -46,16 +49,17 @@ class Recorder:
         display: Display,
         loggers: Loggers,
         state: Mapping[str, Any] | None = None,
+        world: World | None = None,
     ):
         self.run, self.config, self.stream, self.val, self.test = run, config, stream, val, test
-        self.display, self.loggers = display, loggers
+        self.display, self.loggers, self.world = display, loggers, world or World()
         self.best: dict[str, Any] | None = None if state is None else state["best"]
         self.evaluated = -1 if state is None else state["evaluated"]  # step of the last validation
         self.stopping = False
         self._seconds = 0.0 if state is None else state["seconds"]  # of training before this process
         self._began = self._saved = time.monotonic()
         self._epoch: int | None = None
-        self._curves = Curves(run, 0 if state is None else state["step"])
+        self._curves = Curves(run, 0 if state is None else state["step"]) if self.world.first else None
         self._warned: set[str] = set()
 
     @property
@@ -72,17 +76,19 @@ class Recorder:
 
     def after_step(self, learner: Learner, step: Step) -> None:
         last = learner.done == learner.total_steps
-        if learner.done % self.config.log_every == 0 or last:
+        if (learner.done % self.config.log_every == 0 or last) and self.world.first:
             self._log(learner, step)
         elif self.display.due():
             self.display.step(learner.done, learner.total_steps, {"loss": float(step.loss)})
+        # One process may be told to stop, and clocks differ: what all do, they agree on.
+        due, self.stopping = self.world.any(self.world.first and self._due(learner.done), self.stopping)
         state = self.stream.loader.state_dict()
         if state["position"] == 0 or last:
             if last or state["epoch"] % self.config.evaluation.every == 0:
                 self.evaluate(learner)
                 self._consult(learner, step)
             self.save(learner)
-        elif self._due(learner.done) or self.stopping:
+        elif due or self.stopping:
             self.save(learner)
         if self.stopping:
             learner.trainer.should_stop = True
@@ -99,6 +105,8 @@ class Recorder:
             self.display.step(learner.done, learner.total_steps, numbers)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._curves is None:
+            return
         known = {name: value for name, value in values.items() if value == value}
         self._curves.add({"step": step, "epoch": self.stream.epoch, "seconds": round(self.seconds, 3), **known})
         self.loggers.log(known, step)
@@ -108,12 +116,13 @@ class Recorder:
     def evaluate(self, learner: Learner) -> None:
         """Measure the validation rows, and keep the model if it is the best so far; the test rows only to show them."""
         self.evaluated = learner.done
+        self.world.share_buffers(learner.embedder)
         began, row = time.monotonic(), {}
         if self.val is not None:
             row = self._validate(learner, self.val)
         if self.test is not None:
             with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
-                found = measure(embed(learner.embedder, self.test, self.config), self.test, self.config.evaluation.ks)
+                found = self._measured(learner, self.test)
             row |= {f"test {name}": value for name, value in found.items()}
             self.display.note(f"epoch {self.stream.epoch + 1}: test recall@1 {found['recall@1']:.1%}")
         self._began += time.monotonic() - began
@@ -122,17 +131,24 @@ class Recorder:
 
     def _validate(self, learner: Learner, val: Table) -> dict[str, Any]:
         with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
-            metrics = measure(embed(learner.embedder, val, self.config), val, self.config.evaluation.ks)
+            metrics = self._measured(learner, val)
             value = metrics[self.config.evaluation.metric]
             better = self.best is None or value > self.best["value"]
             if better:
                 self.best = {"step": learner.done, "epoch": self.stream.epoch, "value": value}
-                self.run.save_checkpoint("best", {"step": learner.done, "embedder": learner.embedder.state_dict()})
+                if self.world.first:
+                    self.run.save_checkpoint("best", {"step": learner.done, "embedder": learner.embedder.state_dict()})
         self.display.measured(self.stream.epoch + 1, learner.done, metrics, better)
         return metrics
 
+    def _measured(self, learner: Learner, table: Table) -> dict[str, Any]:
+        embeddings = embed(learner.embedder, table, self.config, self.world)
+        return measure(embeddings, table, self.config.evaluation.ks, world=self.world)
+
     def _consult(self, learner: Learner, step: Step) -> None:
         """Warn, once each, of what the batch doctor sees in the last batch."""
+        if self.world.size > 1:  # the loss sees the batches of all, and asks all of them at once
+            return
         for warning in diagnose_batch(step.embeddings.float(), step.labels, learner.loss).warnings():
             kind = re.sub(r"[\d.,]+", "", warning)  # the same with other numbers is no news
             if kind not in self._warned:
@@ -153,12 +169,19 @@ class Recorder:
             "evaluated": self.evaluated,
             "seconds": self.seconds,
         }
-        self.run.save_checkpoint("last", learner.state() | own)
+        self.world.share_buffers(learner.embedder)
+        state, shards = learner.state() | own, learner.shards()
+        if shards:
+            self.run.save_shards(state["step"], shards)
+        if self.world.first:
+            self.run.save_checkpoint("last", state)
+            self.run.forget_shards(but=state["step"])
         self._saved = time.monotonic()
 
     def close(self) -> None:
         """No more steps."""
-        self._curves.close()
+        if self._curves is not None:
+            self._curves.close()
         self.loggers.close()
         self.display.close()
 
@@ -174,14 +197,19 @@ def mean_similarities(embeddings: Tensor, labels: Tensor) -> tuple[float, float]
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM call `stop`, so that a step is finished and saved; a second Ctrl-C interrupts at once."""
+def stopped_by_signals(stop: Callable[[], None], *, alone: bool = True) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM call `stop`, so that a step is finished and saved; a second Ctrl-C interrupts at once.
+
+    Not so in one of several processes: the terminal tells each of them, and the one that started them tells it again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:  # those who end processes may well say so twice; a user who does is in a hurry
+        if (
+            number == signal.SIGINT and alone
+        ):  # those who end processes may well say so twice; a user who does is in a hurry
             signal.signal(signal.SIGINT, before[signal.SIGINT])
         stop()
 

@@ -5,7 +5,8 @@
     metrics.json         before and after, on the test classes; the best epoch; times
     curves.csv           loss, similarities, rates and validation metrics by step
     report.html          a page to look at: curves, similarities, best and worst queries, a map of the embedding
-    checkpoints/         last.pt, from which `nearfar train --resume` goes on, and best.pt
+    checkpoints/         last.pt, from which `nearfar train --resume` goes on, and best.pt; what is too large for one
+                         process is beside it, in shards-STEP
     environment.json     versions and machine
 
 Files are replaced whole: written beside, flushed to the disk, renamed. A process killed at any moment leaves the old
@@ -20,6 +21,7 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +33,7 @@ import nearfar
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError, read_yaml, to_yaml
+from nearfar.training.shards import Shard, save_shards
 
 COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
 PACKAGES = ("nearfar", "torch", "numpy", "lightning", "pillow", "safetensors", "transformers", "faiss-cpu", "timm")
@@ -137,10 +140,10 @@ class Run:
     def _not_saved(self, path: Path, error: Exception) -> str:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full or "enforce fail" in str(error) else str(error)
-        kept = "nothing was kept yet"
-        if path.is_file():
+        kept, name = "nothing was kept yet", path.stem if path.suffix == ".pt" else "last"
+        if self.has_checkpoint(name):
             with contextlib.suppress(OSError, RuntimeError):
-                kept = f"the one of step {self.load_checkpoint(path.stem)['step']} is intact"
+                kept = f"the one of step {self.load_checkpoint(name)['step']} is intact"
         return f"{path} could not be written: {why}; {kept}. Make room, then: nearfar train --resume {self.folder}"
 
     def load_checkpoint(self, name: str) -> dict[str, Any]:
@@ -148,6 +151,26 @@ class Run:
         path = self.folder / "checkpoints" / f"{name}.pt"
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return state
+
+    # What no process has whole. A state names the step that its shards are of, and is written after them: whenever a
+    # process is killed, the last state has its shards.
+
+    def shards(self, step: int) -> Path:
+        """Where the shards of a step are."""
+        return self.folder / "checkpoints" / f"shards-{step}"
+
+    def save_shards(self, step: int, shards: Mapping[str, Shard]) -> None:
+        """Keep them; every process does it with its own."""
+        try:
+            save_shards(self.shards(step), shards)
+        except OSError as error:
+            raise RunError(self._not_saved(self.shards(step), error)) from error
+
+    def forget_shards(self, but: int) -> None:
+        """Delete those of other steps."""
+        for folder in (self.folder / "checkpoints").glob("shards-*"):
+            if folder != self.shards(but):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def has_checkpoint(self, name: str) -> bool:
         """Whether such a state was kept."""

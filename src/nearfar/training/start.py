@@ -13,16 +13,21 @@ from torch.nn.functional import normalize
 
 from nearfar.data import Table
 from nearfar.losses import Loss
+from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import cached_features
+from nearfar.training.spread import rows_here, shard_of
+from nearfar.training.world import World
 
 IMAGES = 10_000  # that are looked at, at most
 APART = 0.1  # between the vectors of one class, where it has several
 
 
-def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig) -> None:
-    """Fit what the configuration wants fitted to the training images."""
+def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig, world: World | None = None) -> None:
+    """Fit what the configuration wants fitted to the training images. Of several processes, each looks at its part of
+    them.
+    """
     fits_head, means = not bool(embedder.head_is_fitted), config.class_start == "means" and any(_class_losses(loss))
     if not (fits_head or means):
         return
@@ -30,7 +35,9 @@ def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig
     if len(rows) > IMAGES:
         rows = np.sort(np.random.default_rng(config.seed).permutation(rows)[:IMAGES])
     chosen = train.select(rows)
-    features = _features(embedder, chosen, config)
+    world = world or World()
+    features = _features(embedder, chosen.select(world.part(len(chosen))), config)
+    features = torch.from_numpy(world.gathered(features.cpu().numpy())).to(features.device)
     there = ~features.isnan().any(1)  # without broken images
     features, labels = features[there], torch.from_numpy(np.asarray(chosen.labels))[there]
     if fits_head:
@@ -74,11 +81,16 @@ def start_classes(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> None:
     Where a class has several vectors, they lie about its mean, each by a tenth where it was.
     """
     for part in _class_losses(loss):
-        weight, k = part.weight, part.vectors_per_class
-        assert weight is not None
+        k = part.vectors_per_class
+        assert part.weight is not None
+        weight = rows_here(part.weight)
         if weight.shape[1] != embeddings.shape[1]:
             continue
         unit, index = normalize(embeddings).to(weight), labels.to(weight.device)
+        if is_sharded(part.weight):  # the classes that are here
+            index = index - shard_of(weight, part.weight, part).offset // k
+            here = (index >= 0) & (index < len(weight) // k)
+            unit, index = unit[here], index[here]
         means = normalize(weight.new_zeros(len(weight) // k, weight.shape[1]).index_add_(0, index, unit))
         seen = torch.bincount(index, minlength=len(means)).repeat_interleave(k)[:, None] > 0
         direction = means.repeat_interleave(k, 0)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,8 @@ from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, Stream, make_loader
 from nearfar.training.defaults import resolve, with_images_of
 from nearfar.training.finish import finish, measure_before
-from nearfar.training.learner import Learner, make_optimisation
+from nearfar.training.launch import check_devices, launch
+from nearfar.training.learner import Learner, check_chunks, make_optimisation
 from nearfar.training.loggers import Loggers, check_installed
 from nearfar.training.memory import freed_memory_kept
 from nearfar.training.options import ConfigError, with_options
@@ -36,7 +37,11 @@ from nearfar.training.progress import Display
 from nearfar.training.recorder import Recorder, stopped_by_signals
 from nearfar.training.runs import Run, RunError, new_folder
 from nearfar.training.splits import Parts, split
+from nearfar.training.spread import spread
 from nearfar.training.start import start
+from nearfar.training.world import World, joined, restarted, started
+
+WHERE = ("devices", "accelerator")  # options of a run that may be others when it goes on
 
 
 class StoppedError(RuntimeError):
@@ -73,33 +78,88 @@ def train(
     Args:
         data: what `nearfar.data.open` opens, or a table; the embedded glyphs by default.
         config: to begin with, such as a recipe's; see `nearfar.training.config`.
-        resume: a run folder to go on with, instead of all else. It ends as it would have ended uninterrupted.
+        resume: a run folder to go on with, instead of all else but `devices` and `accelerator`. It ends as it would
+            have ended uninterrupted.
         quiet: show nothing.
         options: every option of `nearfar train --help`, by the same dotted or short names.
     """
+    table = data if isinstance(data, Table) else None
+    world = started()
+    run: Run | None = None
     if resume is not None:
-        if options or config is not None or (data is not None and not isinstance(data, Table)):
-            raise ConfigError("a run goes on as it began: --resume RUN takes no other options")
-        run = Run(resume)
+        if set(options) - set(WHERE) or config is not None or (data is not None and table is None):
+            raise ConfigError(
+                "a run goes on as it began: --resume RUN takes no other options than devices, accelerator"
+            )
+        run = _to_go_on_with(resume)
         config = run.config
-        if run.finished:
-            raise ConfigError(f"{run.folder} is finished already: nearfar evaluate {run.folder} measures it")
     else:
         config = with_options(config or TrainConfig(), options)
         if data is not None and not isinstance(data, Table):
             config = replace(config, data=replace(config.data, path=os.fspath(data)))
-    display = Display(quiet)
-    # Lightning starts other processes for other devices, which come here too; only this one writes.
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
-    with torch.random.fork_rng(devices=[]):
-        prepared = prepare(config, data if isinstance(data, Table) else None, rank=rank)
-        if resume is None:
+        if world is not None and world.size > 1:
+            config = _as_started(config, world)
+            if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
+                run = _to_go_on_with(config.out or "")
+                config = run.config
+    here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
+    config = replace(config, accelerator=here.accelerator)
+    if world is None and here.devices * (1 if resume else here.nodes) > 1:
+        return _in_processes(here.devices, config, run, table, quiet)
+    world = world or World()
+    display = Display(quiet or not world.first)
+    with torch.random.fork_rng(devices=[]), joined(world, config.accelerator):
+        prepared = prepare(config, table, world)
+        if run is None:
             run = Run(prepared.config.out or new_folder(prepared.config))
-            if rank == 0:
+            if world.first:
                 run.begin(prepared.config)
         for note in prepared.parts.notes:
             display.note(note)
-        return _run(run, prepared, display, rank)
+        return _run(run, prepared, display, world)
+
+
+def _to_go_on_with(folder: str | os.PathLike[str]) -> Run:
+    run = Run(folder)
+    _ = run.config  # which says so if there is none
+    if run.finished:
+        raise ConfigError(f"{run.folder} is finished already: nearfar evaluate {run.folder} measures it")
+    return run
+
+
+def _as_started(config: TrainConfig, world: World) -> TrainConfig:
+    """The configuration of a run whose processes someone else has started."""
+    if config.out is None:
+        raise ConfigError("several processes need --out RUN, so that each of them, and a restart, finds the same run")
+    if (config.devices, config.nodes) not in ((1, 1), (world.local_size, world.nodes)):
+        raise ConfigError(
+            f"devices={config.devices} and nodes={config.nodes}, but {world.local_size} processes were started on each "
+            f"of {world.nodes} machines: leave both out, since torchrun and srun know them"
+        )
+    return replace(config, devices=world.local_size, nodes=world.nodes)
+
+
+def _in_processes(devices: int, config: TrainConfig, run: Run | None, table: Table | None, quiet: bool) -> Run:
+    """Begin the run here, where refusals are errors like any others, and go on with it in processes of their own."""
+    if config.nodes > 1 and run is None:
+        raise ConfigError(f"nodes={config.nodes}: start the processes on each machine with torchrun or srun")
+    check_devices(config.accelerator, devices)
+    if run is None:
+        with torch.random.fork_rng(devices=[]):
+            prepared = prepare(config, table)
+        run = Run(prepared.config.out or new_folder(prepared.config))
+        run.begin(prepared.config)
+        del prepared
+    launch(_process, devices, os.fspath(run.folder), table, config.accelerator, quiet)
+    if not run.finished:
+        raise stopped(run)
+    return run
+
+
+def _process(folder: str, table: Table | None, accelerator: str, quiet: bool) -> None:
+    """What each of them does; that it was stopped is for the one that started them to say."""
+    with contextlib.suppress(StoppedError):
+        train(table, resume=folder, quiet=quiet, accelerator=accelerator)
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
@@ -108,22 +168,27 @@ def resolved(config: TrainConfig) -> TrainConfig:
     return resolve(config, split(table, config.data, config.seed).train)
 
 
-def prepare(config: TrainConfig, table: Table | None = None, rank: int = 0) -> Prepared:
+def prepare(config: TrainConfig, table: Table | None = None, world: World | None = None) -> Prepared:
     """Open, split, build and check what a configuration describes; every refusal comes here, before any work."""
+    world = world or World()
     check_installed(config.loggers)
     if table is None:
         table = nearfar.data.open(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
-    if table.images is None:
-        raise ConfigError(f"{table.name} has no images, only features: train on them in a loop of your own")
+    if config.chunk is not None:
+        check_chunks(config)
+    if not 0 < config.sample_rate <= 1:
+        raise ConfigError(f"sample_rate={config.sample_rate} is a share of the classes, above 0 and up to 1")
+    if config.sample_rate < 1 and config.precision == "16-mixed":
+        raise ConfigError("sample_rate goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
     parts = split(table, config.data, config.seed)
     config = resolve(config, parts.train)
     torch.manual_seed(config.seed)
     embedder = build_embedder(config, tuple(parts.train.label_names))
     config = with_images_of(config, embedder)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
-    loader = make_loader(config, parts.train, embedder, rank, config.devices)
+    loader = make_loader(config, parts.train, embedder, world)
     check_batches(loader.sampler, parts.train.labels, loss)
     assert config.epochs is not None
     total = config.epochs * len(loader)
@@ -134,30 +199,36 @@ def prepare(config: TrainConfig, table: Table | None = None, rank: int = 0) -> P
     return Prepared(config, parts, embedder, loss, loader, total)
 
 
-def _run(run: Run, prepared: Prepared, display: Display, rank: int) -> Run:
+def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
     config, parts, embedder = prepared.config, prepared.parts, prepared.embedder
-    trainer = make_trainer(config, prepared.total_steps)
+    trainer = make_trainer(config, prepared.total_steps, world)
     device = trainer.strategy.root_device
     embedder.to(device)
+    spread(prepared.loss, config, world, device)
     state = run.load_checkpoint("last") if run.has_checkpoint("last") else None
     if state is None:
-        start(embedder, prepared.loss, parts.train, config)
-        if rank == 0 and "before" not in run.metrics:
+        start(embedder, prepared.loss, parts.train, config, world)
+        if world.told("before" not in run.metrics):
             display.note(f"{run.folder}: {prepared.total_steps:,} steps; measuring the model as it starts")
-            run.write_metrics({"before": measure_before(embedder, parts, config)})
+            before = measure_before(embedder, parts, config, world)
+            if world.first:
+                run.write_metrics({"before": before})
     else:
         prepared.loader.load_state_dict(state["loader"])
         display.note(f"{run.folder}: going on from step {state['step']:,}")
     left = prepared.total_steps - (0 if state is None else state["step"])
-    recorder = _recorder(run, prepared, Stream(prepared.loader, left), display, state, rank)
+    loggers = Loggers(config if world.first else replace(config, loggers=()), run.folder)
+    test = parts.test if config.evaluation.watch_test else None
+    stream = Stream(prepared.loader, left)
+    recorder = Recorder(run, config, stream, parts.val, test, display, loggers, state, world)
     try:
-        learner = Learner(embedder, prepared.loss, config, prepared.total_steps, recorder)
+        learner = Learner(embedder, prepared.loss, config, prepared.total_steps, recorder, world)
         if state is not None:
-            learner.resume(state)
+            learner.resume(state, run.shards(state["step"]) if state["shards"] else None)
         if left:
             display.start(prepared.total_steps, learner.done)
             with (
-                stopped_by_signals(lambda: setattr(recorder, "stopping", True)),
+                stopped_by_signals(lambda: setattr(recorder, "stopping", True), alone=world.size == 1),
                 freed_memory_kept(device.type),
                 without_chatter(),
             ):
@@ -169,45 +240,16 @@ def _run(run: Run, prepared: Prepared, display: Display, rank: int) -> Run:
     finally:
         recorder.close()
     if learner.done < prepared.total_steps:
-        raise StoppedError(f"stopped and saved at step {learner.done:,}. To go on: nearfar train --resume {run.folder}")
-    if rank == 0:
-        embedder.to(device)
-        finish(run, learner, parts, recorder.best, recorder.seconds, display)
+        raise stopped(run)
+    embedder.to(device)
+    finish(run, learner, parts, recorder.best, recorder.seconds, display, world)
     return run
 
 
-def _recorder(
-    run: Run, prepared: Prepared, stream: Stream, display: Display, state: Mapping[str, Any] | None, rank: int
-) -> Any:
-    if rank == 0:
-        loggers = Loggers(prepared.config, run.folder)
-        parts, watched = prepared.parts, prepared.config.evaluation.watch_test
-        test = parts.test if watched else None
-        return Recorder(run, prepared.config, stream, parts.val, test, display, loggers, state)
-    return _Silent(stream)
-
-
-class _Silent:
-    """What stands for the recorder on other ranks."""
-
-    best = None
-    seconds = 0.0
-    stopping = False
-
-    def __init__(self, stream: Stream):
-        self.stream = stream
-        self._epoch: int | None = None
-
-    def before_step(self, learner: Learner) -> None:
-        if self.stream.epoch != self._epoch:
-            self._epoch = self.stream.epoch
-            learner.embedder.start_epoch(self._epoch)
-
-    def after_step(self, learner: Learner, step: Any) -> None:
-        if self.stopping:
-            learner.trainer.should_stop = True
-
-    def close(self) -> None: ...
+def stopped(run: Run) -> StoppedError:
+    """What to say of a run that was told to stop, and has saved; or had nothing to save yet."""
+    step = run.load_checkpoint("last")["step"] if run.has_checkpoint("last") else 0
+    return StoppedError(f"stopped and saved at step {step:,}. To go on: nearfar train --resume {run.folder}")
 
 
 def kept(run: Run) -> str:
@@ -218,17 +260,18 @@ def kept(run: Run) -> str:
     return f"The last good state, of step {step:,}, is kept in {run.folder / 'checkpoints' / 'last.pt'}."
 
 
-def make_trainer(config: TrainConfig, steps: int) -> Any:
+def make_trainer(config: TrainConfig, steps: int, world: World | None = None) -> Any:
     """Lightning's trainer, for as many steps as there are batches in the stream; files and the bar are ours."""
     from lightning.pytorch import Trainer
 
-    strategy = "auto"
-    if config.devices > 1:
+    world, strategy = world or World(), "auto"
+    if world.size > 1:
         strategy = "ddp_find_unused_parameters_true" if config.model.warmup_epochs else "ddp"
     with without_chatter():
         return Trainer(
             accelerator=config.accelerator,
-            devices=config.devices,
+            devices=world.local_size,
+            num_nodes=world.nodes,
             strategy=strategy,
             precision=config.precision,
             max_epochs=1,

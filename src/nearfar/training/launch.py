@@ -1,0 +1,94 @@
+"""`launch`: training in several processes of this machine. Beyond it, torchrun and srun do the same."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nearfar.training.options import ConfigError
+from nearfar.training.runs import RunError
+from nearfar.training.world import accelerator_of
+
+GRACE = 300  # seconds in which processes that are told to stop may finish a step and save
+
+
+def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
+    """Call `worker(*arguments)` in so many new processes, connected as torchrun connects them, and give what the first
+    returns. If one of them fails, all are ended, and `RunError` says what the first to fail said.
+
+    Worker and arguments are pickled. Python starts each process by importing the main module again, so a script that
+    comes here needs the usual `if __name__ == "__main__":`.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=f"nearfar-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method="spawn",
+        shutdown_timeout=GRACE,
+        signals_to_handle="SIGTERM,SIGINT",
+    )
+    with _one_machine(processes):
+        try:
+            return elastic_launch(config, worker)(*arguments)[0]
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            raise RunError(f"process {rank} of {processes} ended: {_said(failure)}") from error
+        except SignalException:  # they were told, and have saved
+            return None
+
+
+def check_devices(accelerator: str, devices: int) -> None:
+    """Refuse more processes than there are devices for them."""
+    import torch
+
+    if devices < 1:
+        raise ConfigError(f"devices={devices} must be at least 1")
+    kind = accelerator_of(accelerator)
+    if kind == "cuda" and devices > torch.cuda.device_count():
+        raise ConfigError(f"devices={devices}, but this machine has {torch.cuda.device_count()} GPUs")
+    if kind not in ("cpu", "cuda") and devices > 1:
+        raise ConfigError(f"several devices go with accelerator cpu and gpu, not with {accelerator}")
+
+
+def _said(failure: Any) -> str:
+    """The last words of a process: its error, or the signal that ended it."""
+    message = failure.message
+    if isinstance(message, dict):
+        message = message.get("message", "")
+    return str(message).strip() or failure.signal_name()
+
+
+@contextmanager
+def _one_machine(processes: int) -> Iterator[None]:
+    """Talk over loopback, share the cores, and keep torch's agent silent about what is said here anyway."""
+    names = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
+    before = {name: os.environ.get(name) for name in names}
+    if sys.platform == "linux" and Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
