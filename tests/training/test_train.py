@@ -310,6 +310,29 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, workers: int, rows:
     same_end(whole, train(TABLE, resume=folder, quiet=True))
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_a_job_saves_and_resumes(tmp_path: Path, sent: signal.Signals) -> None:
+    """As a terminal sends Ctrl-C, and a scheduler its last warning: to the workers too."""
+    whole = short(tmp_path / "whole", **STATEFUL)
+    folder = tmp_path / "stopped"
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(folder), "2"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(written(folder)) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.killpg(process.pid, sent)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "StoppedError: stopped and saved at step" in said
+    same_end(whole, train(TABLE, resume=folder, quiet=True))
+
+
 def written(folder: Path) -> list[str]:
     path = folder / "curves.csv"
     return path.read_text().splitlines()[1:] if path.exists() else []

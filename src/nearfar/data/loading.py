@@ -1,5 +1,8 @@
 """Batches of images from worker processes. Broken images are skipped, counted and listed; too many are an error."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -116,6 +119,22 @@ def _collate(items: list[tuple[int, Tensor | str]]) -> _Message:
     return default_collate([image for _, image in good]) if good else None, [row for row, _ in good], bad
 
 
+def _obey_the_main_process(worker: int) -> None:
+    """Ctrl-C and SIGTERM go to all processes of a job, from a terminal or a scheduler; but what to do about them the
+    main one decides, which has a step to finish. So a worker ends when that one tells it to, and no one else.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # which tells who has sent it; not on every system
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(main: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+        pass
+    os._exit(128 + signal.SIGTERM)
+
+
 class Loader:
     """Batches of a table.
 
@@ -159,6 +178,7 @@ class Loader:
             # Of its own: an iterator draws a number when it begins, and a resumed run begins one more.
             generator=torch.Generator().manual_seed(seed),
             persistent_workers=workers > 0,
+            worker_init_fn=_obey_the_main_process,
             pin_memory=pin_memory,
         )
 
