@@ -87,8 +87,17 @@ def parser() -> argparse.ArgumentParser:
 
     serving = commands.add_parser("serving", help="requests to nearfar serve, over loopback")
     serving.add_argument("--gallery", type=int, default=100_000, metavar="N", help="images (100,000)")
-    serving.add_argument("--requests", type=int, default=400, metavar="N", help="of each kind (400)")
+    serving.add_argument("--requests", type=int, default=100, metavar="N", help="of each kind (100)")
     serving.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/serving.csv")
+
+    ranks = commands.add_parser("distributed", help="memory and bytes of each process against their number")
+    ranks.add_argument("--classes", type=int, default=1_000_000, metavar="C", help="(1000000)")
+    ranks.add_argument("--dimension", type=int, default=64, metavar="D", help="(64)")
+    ranks.add_argument("--batch", type=int, default=64, metavar="B", help="of all processes together (64)")
+    ranks.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4], metavar="N", help="processes (1 2 4)")
+    ranks.add_argument("--losses", nargs="+", default=["ArcFaceLoss", "ProxyAnchorLoss"], metavar="LOSS")
+    ranks.add_argument("--modes", nargs="+", default=["sharded", "replicated", "sampled"], metavar="MODE")
+    ranks.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/distributed.csv")
 
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
@@ -171,13 +180,24 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import serving  # FastAPI is needed here alone
 
         warn_if_busy()
-        standard = options.gallery == serving.GALLERY and options.requests == 400
+        standard = options.gallery == serving.GALLERY and options.requests == serving.REQUESTS
         serving.measure(options.gallery, options.requests, options.out or (serving.CSV if standard else None))
         return 0
     if options.command == "finetuning":
         from benchmarks import finetuning  # matplotlib and lightning are needed here alone
 
         return finetuning.measure(options.runs)
+    if options.command == "distributed":
+        from benchmarks import distributed  # what trains in parts is needed here alone
+
+        warn_if_busy()
+        out = options.out or distributed.CSV
+        sizes = (options.classes, options.dimension, options.batch)
+        for rows in distributed.measure(options.losses, options.modes, options.worlds, *sizes):
+            distributed.append([rows], out)
+        if out == distributed.CSV:
+            distributed.write_table(out, results.ROOT / "docs" / "scale.md")
+        return 0
     if options.command == "evaluation":
         return retrieval(options)
     if options.command == "check":

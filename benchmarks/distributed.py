@@ -10,12 +10,13 @@ and no forecast for machines of their own.
 
 import contextlib
 import csv
+import ctypes
 import gc
 import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,13 +32,13 @@ from nearfar.losses.distributed import count_traffic, distribute, is_sharded
 from nearfar.planning import Job, memory_of, traffic_of
 
 CSV = results.CSV.with_name("distributed.csv")
-WORLDS = (1, 2, 4)
+STANDARD = (1_000_000, 64, 64)  # classes, dimension, batch
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ArcFaceLoss": ("softmax", {}),
     "ProxyAnchorLoss": ("proxy", {}),
 }
-MODES = ("sharded", "replicated", "sampled")  # sampled: sharded, at a rate of 0.1
-STEPS = 3
+# Modes: sharded; replicated; sampled, which is sharded, at a rate of 0.1.
+STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,19 @@ def job(loss: str, mode: str, classes: int, dimension: int, batch: int, world: i
 
 def measure(
     names: Sequence[str], modes: Sequence[str], worlds: Sequence[int], classes: int, dimension: int, batch: int
-) -> list[Row]:
+) -> Iterator[Row]:
     """One set of processes for every loss, mode and number of them."""
-    rows = []
     for name in names:
         for mode in modes:
             for world in worlds:
                 row = _measured(name, mode, classes, dimension, batch, world)
-                rows.append(row)
                 print(
                     f"{name} {mode} {classes:,} classes, {world} processes: kept {row.kept_mb:,.0f} MB (planned "
                     f"{row.planned_kept_mb:,.0f}), peak {row.peak_mb:,.0f} (planned {row.planned_peak_mb:,.0f}), sent "
                     f"{row.sent_mb:,.3f} (planned {row.planned_sent_mb:,.3f}), {row.step_ms:,.0f} ms",
                     flush=True,
                 )
-    return rows
+                yield row
 
 
 def append(rows: Sequence[Row], path: Path) -> None:
@@ -106,6 +105,39 @@ def append(rows: Sequence[Row], path: Path) -> None:
         if new:
             writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+
+
+def read(path: Path) -> list[Row]:
+    """The newest row of every loss, mode, size and number of processes."""
+    kinds = {field.name: field.type for field in fields(Row)}
+    rows: dict[tuple[object, ...], Row] = {}
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            values = {n: int(v) if kinds[n] is int else float(v) if kinds[n] is float else v for n, v in line.items()}
+            row = Row(**values)  # type: ignore[arg-type]
+            rows[row.loss, row.mode, row.classes, row.dimension, row.batch, row.world] = row
+    return list(rows.values())
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: measured, and in brackets planned."""
+    head = "| loss | class vectors | processes | kept, MB | most in a step, MB | sent in a step, MB | step, ms |"
+    lines = (
+        f"| `{row.loss}` | {row.mode} | {row.world} | {row.kept_mb:,.0f} ({row.planned_kept_mb:,.0f}) "
+        f"| {row.peak_mb:,.0f} ({row.planned_peak_mb:,.0f}) | {row.sent_mb:,.3f} ({row.planned_sent_mb:,.3f}) "
+        f"| {row.step_ms:,.0f} |"
+        for row in rows
+    )
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *lines])
+
+
+def write_table(path: Path, document: Path) -> None:
+    """Put the newest rows of the standard size where the document has its marks."""
+    rows = [row for row in read(path) if (row.classes, row.dimension, row.batch) == STANDARD]
+    begin, end = "<!-- distributed:begin -->", "<!-- distributed:end -->"
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    document.write_text(f"{before}{begin}\n{table(rows)}\n{end}{after}", encoding="utf-8")
 
 
 def _measured(name: str, mode: str, classes: int, dimension: int, batch: int, world: int) -> Row:
@@ -153,7 +185,7 @@ def _worker(
     name: str, mode: str, classes: int, dimension: int, batch: int, rank: int, world: int, folder: str, told: Connection
 ) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", world)
+    store = dist.FileStore(f"{folder}/store", world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     own = batch // world + (rank < batch % world)
     generator = torch.Generator().manual_seed(rank)
@@ -161,7 +193,7 @@ def _worker(
     labels = torch.randint(classes, (own,), generator=generator)
     small = torch.ones(8, dimension, requires_grad=True)
     torch.optim.AdamW([small]).step()  # what is imported at the first step
-    _release()
+    gc.collect()
     before = _status("VmRSS")
     loss = getattr(losses, name)(num_classes=classes, embedding_size=dimension, sharded=True, **KINDS[name][1])
     distribute(loss, sharded=mode != "replicated", sample_rate=0.1 if mode == "sampled" else 1.0)
@@ -205,9 +237,8 @@ def _worker(
 
 
 def _release() -> None:
-    import ctypes
-
+    """Give back what is freed, now, and from now on at once: so that what is resident is what is held."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(-3, 2**16)  # give large blocks back at once
+        ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
         ctypes.CDLL(None).malloc_trim(0)

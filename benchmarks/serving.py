@@ -5,6 +5,7 @@ What the network would take is left out: a picture's embedding is drawn from its
 and what it answered to have added is looked for on the disk.
 """
 
+import contextlib
 import csv
 import hashlib
 import http.client
@@ -15,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import uvicorn
+from fastapi import FastAPI
 from PIL import Image
 
 from benchmarks.results import ROOT, stamp
@@ -36,6 +39,7 @@ from nearfar.serve.runs import About, ServedRun
 
 CSV = ROOT / "benchmarks" / "results" / "serving.csv"
 GALLERY, DIMENSION, EACH = 100_000, 512, 20
+REQUESTS = 100  # of each kind
 TOKEN = "benchmark-token-0"
 Floats = npt.NDArray[np.float32]
 
@@ -90,13 +94,19 @@ def build(folder: Path, gallery: int) -> None:
     index.close()
 
 
-def serve(folder: Path, told: Connection) -> None:
-    """The server; it tells its port."""
+def application(folder: Path) -> FastAPI:
+    """What is served."""
     (folder / "shown.jpg").write_bytes(picture(0))
     gallery = Gallery(open_index(folder / "index"), lambda image: str(folder / "shown.jpg"), folder / "added")
     run = ServedRun("a", About("made", "none", "made", {}), embed, gallery)
-    app = create_app({"a": run}, token=TOKEN, limits=Limits(rate=None), prepare=False)
-    config = uvicorn.Config(app, port=0, log_level="warning", ws="none", server_header=False, proxy_headers=False)
+    return create_app({"a": run}, token=TOKEN, limits=Limits(rate=None), prepare=False)
+
+
+def serve(folder: Path, told: Connection) -> None:
+    """The server; it tells its port."""
+    config = uvicorn.Config(
+        application(folder), port=0, log_level="warning", ws="none", server_header=False, proxy_headers=False
+    )
     listening = config.bind_socket()
     listening.listen(2048)
     told.send(listening.getsockname()[1])
@@ -155,17 +165,31 @@ def load(port: int, ask: Ask, clients: int, requests: int) -> tuple[list[float],
     return times, answers, time.perf_counter() - began
 
 
-def measure(gallery: int = GALLERY, requests: int = 400, out: Path | None = CSV) -> list[Row]:
-    """Every kind of request, by one client and by eight."""
+@contextlib.contextmanager
+def own_process(folder: Path) -> Iterator[int]:
+    """The port of a server, which is killed in the end."""
+    ours, theirs = multiprocessing.Pipe(False)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, theirs), daemon=True)
+    process.start()
+    try:
+        yield ours.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(
+    gallery: int = GALLERY,
+    requests: int = REQUESTS,
+    out: Path | None = CSV,
+    served: Callable[[Path], AbstractContextManager[int]] = own_process,
+) -> list[Row]:
+    """Every kind of request, by one client and by eight; `served` gives the port of a server of a folder."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build(folder, gallery)
-        ours, theirs = multiprocessing.Pipe(False)
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, theirs), daemon=True)
-        process.start()
-        try:
-            port: int = ours.recv()
+        with served(folder) as port:
             item = key_of(f"{folder}/{gallery // 2:06}.jpg")
             kinds = {
                 "a picture": (asking("POST", "/api/runs/a/search?k=24", body=True), requests),
@@ -182,15 +206,13 @@ def measure(gallery: int = GALLERY, requests: int = 400, out: Path | None = CSV)
                     added |= {answer["added"]["item"] for answer in answers if "added" in answer}
                     searched = [answer["search_ms"] for answer in answers if "search_ms" in answer]
                     rows.append(_row(gallery, kind, clients, times, seconds, searched))
-        finally:
-            process.kill()
-            process.join()
+                    print(describe(rows[-1]), file=sys.stderr, flush=True)
         kept = {key_of(one.id) for one in open_index(folder / "index").listed()}
         lost = len(added - kept)
-    rows = [Row(**{**asdict(row), "lost": lost if row.request == "add" else 0}) for row in rows]
-    for row in rows:
-        print(describe(row), file=sys.stderr, flush=True)
-        if out is not None:
+    print(f"{len(added)} added, {lost} of them lost", file=sys.stderr, flush=True)
+    rows = [replace(row, lost=lost if row.request == "add" else 0) for row in rows]
+    if out is not None:
+        for row in rows:
             append(row, out)
     return rows
 
@@ -217,7 +239,7 @@ def describe(row: Row) -> str:
     index = "" if row.index_ms is None else f" (of which the index {row.index_ms:.1f})"
     return (
         f"{row.gallery:,} x {row.dimension}, {row.request}, {row.clients} at once: {row.per_second:,.0f} requests/s, "
-        f"median {row.p50_ms:.1f} ms{index}, p99 {row.p99_ms:.1f} ms, {row.lost} lost"
+        f"median {row.p50_ms:.1f} ms{index}, p99 {row.p99_ms:.1f} ms"
     )
 
 

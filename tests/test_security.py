@@ -15,6 +15,8 @@ FORBIDDEN = {
     "pd.read_pickle", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.jit.load", "torch.package.PackageImporter",
     "os.system", "os.popen", "eval", "exec", "tarfile.open", "shutil.unpack_archive", "zipfile.ZipFile.extractall",
 }  # fmt: skip
+# What reads back what it has itself just written.
+ALLOWED = {"export/torchscript.py": ["torch.jit.load"]}
 # Those that are safe with the right argument: (call, argument, its value).
 REQUIRED = {
     "torch.load": ("weights_only", True),
@@ -58,7 +60,8 @@ def unsafe_calls(source: str) -> list[str]:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_nothing_unpickles_or_runs_strings(module: Path) -> None:
-    assert unsafe_calls(module.read_text(encoding="utf-8")) == []
+    found = unsafe_calls(module.read_text(encoding="utf-8"))
+    assert [call.partition(": ")[2] for call in found] == ALLOWED.get(module.relative_to(SOURCE).as_posix(), [])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`nearfar export`: from a run to a folder for others."""
 
+import copy
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import torch
 import yaml
 
 import nearfar.export.exporting as exporting
+import nearfar.export.weights as weights
 from nearfar.cli import main
 from nearfar.export import ExportError, export
 from nearfar.models import Embedder
@@ -179,12 +181,10 @@ def test_data_that_is_gone(tmp_path):
 
 def test_a_file_that_is_not_the_model_leaves_nothing(run, tmp_path, monkeypatch):
     def wrong(model: Embedder, path: Path) -> None:
-        torch.nn.init.normal_(model.heads[0].linear.weight)
-        model.save(path)
+        other = copy.deepcopy(model)
+        torch.nn.init.normal_(other.heads[0].linear.weight)
+        other.save(path)
 
-    import nearfar.export.weights as weights
-
-    monkeypatch.setattr(weights, "safetensors_network", lambda path: weights.torch_network(run.model()))
     monkeypatch.setattr(weights, "write_safetensors", wrong)
     with pytest.raises(ExportError, match=r"does not give the vectors that PyTorch gives.*Nothing was written"):
         export(run, "safetensors", out=tmp_path / "out")

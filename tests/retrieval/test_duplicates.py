@@ -69,8 +69,8 @@ def test_groups_leaks_and_contradictions() -> None:
     x = encoder.embed([pixels[n] for n in (6, 8)])
     assert other.members[2].similarity == pytest.approx(float(x[0] @ x[1]), abs=1e-5)
     assert found.leaks == [leak] and found.contradictions == [leak]
-    assert "12 images: 5 of them are near-identical to another, in 2 groups" in found.summary()
-    assert "1 groups are leaks" in found.summary()
+    assert "12 images, 5 of them near-identical to another (similarity from 0.9999 on): 2 groups\n" in found.summary()
+    assert "trained on and others tested: 1 group\n" in found.summary()
     assert find_duplicates(encoder, gallery, 1.0).groups[0] == leak  # equal vectors, whatever rounding makes of them
 
 
@@ -95,7 +95,7 @@ def test_a_chain_is_one_group_and_unreadable_images_are_counted() -> None:
     with pytest.warns(UserWarning, match="1 of 7 images are broken"):
         found = find_duplicates(encoder, gallery_of(made, "made"), (neighbours + float(products[0, 5])) / 2)
     assert [len(group.members) for group in found.groups] == [6] and found.broken == 1
-    assert "1 images cannot be read" in found.summary()
+    assert found.summary().endswith("images that cannot be read: 1")
 
 
 def test_thresholds_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_tables_and_pages(tmp_path: Path) -> None:
     page = write_page(found, gallery, tmp_path / "found.html").read_text(encoding="utf-8")
     assert "Leaks" in page and page.count("data:image/webp") == 2 and "train · pattern 0 · same file" in page
     none = find_duplicates(Encoder(embedder(head=None, dimension=None)), open_gallery([folder / "pattern 1"]), 1.0)
-    assert "0 groups" in none.summary()
+    assert "on): 0 groups" in none.summary()
     assert "Leaks" not in write_page(none, gallery, tmp_path / "none.html").read_text(encoding="utf-8")
 
 

@@ -86,7 +86,10 @@ def test_in_one_change_the_last_word_counts(where: str) -> None:
     index = make_index(where, about())
     x = vectors(6)
     with index.change() as change:
-        change.put(["a", "b"], x[:2])
+        change.put(["a", "c", "d"], x[3:6])
+    with index.change() as change:
+        change.put(["a", "b", "d"], x[:3])
+        assert change.remove(["d"]) == 1
         change.put(["a", "c"], x[2:4])
         assert change.remove(["b", "z"]) == 1
         change.put(["b"], x[4:5])

@@ -129,7 +129,9 @@ def test_only_what_is_new_or_changed_is_embedded(pictures: Path, tmp_path: Path)
     with pytest.warns(UserWarning, match=r"1 of 3 images are broken"):
         again = add_images(index, Encoder(embedder(), max_broken=0.4), open_gallery([pictures]))
     assert (again.embedded, again.unchanged, again.broken, len(index)) == (2, 31, 1, 33)
-    assert search(index, encoder, [copied], k=2)[0].hits[1].id == str(pictures / "pattern 7" / "031.png")
+    assert {hit.id for hit in search(index, encoder, [copied], k=2)[0].hits} == {
+        str(copied), str(pictures / "pattern 7" / "031.png")
+    }  # fmt: skip
     assert {hit.id for hit in search(index, encoder, [changed], k=2)[0].hits} == {
         str(changed), str(pictures / "pattern 6" / "027.png")
     }  # fmt: skip

@@ -1,13 +1,16 @@
-"""Two runs on a folder of glyphs, trained for a moment, for the command and for the browser."""
+"""Two runs on a folder of glyphs, one trained for a moment, for the command and for the browser."""
 
+import shutil
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nearfar.data.embedded import glyphs
+from nearfar.models import Embedder
 from nearfar.training.train import train
 from tests.training.making import SMALL
 
@@ -29,11 +32,17 @@ def glyph_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def glyph_runs(glyph_folder, tmp_path_factory) -> list[Path]:
-    """One run of 60 steps, one of 5."""
-    runs = tmp_path_factory.mktemp("runs")
+    """A run of 60 steps, and the same with weights as they are before training."""
+    trained, untrained = (tmp_path_factory.mktemp("runs") / name for name in ("trained", "untrained"))
     options = {**SMALL, "size": 24, "framing": "stretch", "epochs": 1000, "quiet": True, "log_every": 50}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, loss, steps in (("trained", "MultiSimilarityLoss", 60), ("hardly", "CircleLoss", 5)):
-            train(str(glyph_folder), loss=loss, max_steps=steps, out=str(runs / name), **options)
-    return [runs / "trained", runs / "hardly"]
+        train(str(glyph_folder), loss="MultiSimilarityLoss", max_steps=60, out=str(trained), **options)
+    shutil.copytree(trained, untrained)
+    model = Embedder.load(untrained)
+    torch.manual_seed(0)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    model.save(untrained)
+    return [trained, untrained]

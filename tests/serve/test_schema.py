@@ -11,7 +11,7 @@ from tests.serve.making import FREE, TOKEN, bearer, picture, served
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 BOUNDED = settings(
-    max_examples=12, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 ADDRESSES = {
     "GET /api/state": {200},
@@ -99,10 +99,10 @@ def test_wrong_requests(schema, run, address: str) -> None:
     def ask(case) -> None:
         answer = case.call(headers=bearer())
         statuses[answer.status_code] += 1
-        if answer.headers["content-type"][0] == "application/json":
-            assert "detail" in answer.json() or answer.status_code == 200
+        assert answer.status_code < 300 or isinstance(answer.json()["detail"], str)
 
     ask()
     assert max(statuses) < 500
     assert sum(count for status, count in statuses.items() if status >= 400) >= 1
-    assert len(run.gallery.index) == before
+    # What is wrong may be a parameter that nobody knows, which does no harm: only what was answered to be added, was.
+    assert before <= len(run.gallery.index) <= before + statuses[201]

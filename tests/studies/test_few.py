@@ -25,7 +25,6 @@ def test_exactly_so_many_of_every_class(samples: int) -> None:
         assert set(rows) <= set(chosen_rows(labels, 5, seed))  # more samples contain fewer
     drawn = {tuple(chosen_rows(labels, 2, seed)) for seed in range(20)}
     assert len(drawn) > 15
-    assert {row for rows in drawn for row in rows} > set(range(0, 50, 7))
 
 
 def test_too_many_samples() -> None:
@@ -61,7 +60,8 @@ def test_run(config: TrainConfig, table: Table, tmp_path: Path, monkeypatch: pyt
         assert {rows.images[row].tobytes() for row in range(len(rows))} <= known
         assert len(test) == 96 and test.classes.tolist() == list(range(12, 24))
         assert (sampler.k, sampler.p) == ((2, 8), (2, 8), (4, 4), (4, 4))[place]
-    assert (trained[0][0].images[0] != trained[1][0].images[0]).any()  # by seed
+    contents = [[rows.images[row].tobytes() for row in range(len(rows))] for rows, *_ in trained]
+    assert contents[0] != contents[1]  # by seed
     assert [row["images"] for row in found.tables["trainings"]] == [24] * 4 + [60] * 4
     assert [(row["loss"], row["samples"]) for row in found.tables["few"]] == [
         ("CircleLoss", 2), (BEFORE, 2), ("CircleLoss", 5), (BEFORE, 5),

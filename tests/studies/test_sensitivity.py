@@ -53,7 +53,7 @@ def test_run(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = sensitivity.run(options, tmp_path, print)
     assert [(loss.name, dict(loss.arguments), size) for loss, size in built] == [
         ("CircleLoss", {"gamma": gamma, "m": m}, 8) for m in (-0.1, 0.3) for gamma in (32.0, 512.0)
-    ] + [(name, {}, size) for name in ("CircleLoss", "ProxyAnchorLoss") for size in (4, 16)]
+    ] + [(name, {}, size) for size in (4, 16) for name in ("CircleLoss", "ProxyAnchorLoss")]
     assert list(found.tables) == list(found.figures) == ["gamma-m", "dimension"]
     assert [(row["gamma"], row["m"]) for row in found.tables["gamma-m"]] == [
         (32, -0.1), (512, -0.1), (32, 0.3), (512, 0.3),

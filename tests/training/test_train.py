@@ -79,7 +79,7 @@ def test_metrics_are_those_of_the_saved_model_on_the_test_rows(tmp_path: Path) -
 def test_the_best_epoch_is_chosen_on_validation_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With validation values that fall, the first epoch's model is kept, whatever the test rows would say."""
     values = iter([0.9, 0.5, 0.1])
-    monkeypatch.setattr(recorder, "measure", lambda *args: {"map@r": next(values), "recall@1": 0.0})
+    monkeypatch.setattr(recorder, "measure", lambda *args, **options: {"map@r": next(values), "recall@1": 0.0})
     run = short(tmp_path / "run", epochs=3)
     first = run.load_checkpoint("best")
     assert run.metrics["best"]["epoch"] == 0 and first["step"] == step_of(run) // 3

@@ -4,7 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.gallery import Gallery
+    from nearfar.retrieval.index import Index
 
 
 def run(words: Sequence[str]) -> int:
@@ -65,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _added(index: Any, encoder: Any, gallery: Any) -> dict[str, Any]:
+def _added(index: "Index", encoder: "Encoder", gallery: "Gallery") -> dict[str, Any]:
     from nearfar.models.extraction import progress_bar
     from nearfar.retrieval.build import add_images
 
@@ -73,7 +78,7 @@ def _added(index: Any, encoder: Any, gallery: Any) -> dict[str, Any]:
         return dict(vars(add_images(index, encoder, gallery, advance=advance)))
 
 
-def _removed(options: argparse.Namespace, index: Any) -> dict[str, Any]:
+def _removed(options: argparse.Namespace, index: "Index") -> dict[str, Any]:
     from nearfar.retrieval.build import gone, named
 
     ids = named(index, options.remove or []) + (gone(index) if options.prune else [])
@@ -83,11 +88,16 @@ def _removed(options: argparse.Namespace, index: Any) -> dict[str, Any]:
         return {"removed": change.remove(ids)}
 
 
-def _described(index: Any) -> dict[str, Any]:
+def _described(index: "Index") -> dict[str, Any]:
     from nearfar.retrieval.recall import measured_recall
 
     about = index.about
-    result = {"index": index.where, "images": len(index), "kind": about.kind, "similarity": about.similarity}
+    result: dict[str, Any] = {
+        "index": index.where,
+        "images": len(index),
+        "kind": about.kind,
+        "similarity": about.similarity,
+    }
     recall = None if about.kind == "exact" else measured_recall(index)
     return {**result, "threshold": about.threshold, "recall": None if recall is None else vars(recall)}
 

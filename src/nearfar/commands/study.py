@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
     if words[0].startswith("-"):
         raise ConfigError("which study? nearfar study lists them, and its name comes first: nearfar study NAME ...")
     name, *rest = words
-    from nearfar.studies.study import own_options, run_study, study_module
+    from nearfar.studies.study import PAGE, new_folder, own_options, run_study, study_module
 
     module = study_module(name)
     if asked:
@@ -57,8 +57,6 @@ def run(words: Sequence[str]) -> int:
     positional, taken, others = parse(rest, OWN | kinds)
     options = _chosen(name, module.Options(), positional, taken, others)
     quiet = {"progress": lambda text: None} if taken.get("quiet") else {}
-    from nearfar.studies.study import PAGE, new_folder
-
     folder = taken.get("out") or str(new_folder(name))
     found = run_study(name, options, out=folder, **quiet)
     for sentence in found.sentences:

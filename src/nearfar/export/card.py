@@ -60,16 +60,20 @@ def front_matter(model: Embedder, facts: Facts) -> dict[str, Any]:
         matter["license_name"] = licence
     matter |= {
         "library_name": "onnx" if facts.kind == "onnx" else "nearfar",
-        "pipeline_tag": "image-feature-extraction",
+        "pipeline_tag": _task(model),
         "tags": ["nearfar", "metric-learning", "image-retrieval", "embeddings", facts.kind],
     }
-    results = _results(facts)
+    results = _results(model, facts)
     if results:
         matter["model-index"] = [{"name": facts.name, "results": results}]
     return matter
 
 
-def _results(facts: Facts) -> list[dict[str, Any]]:
+def _task(model: Embedder) -> str:
+    return "image-feature-extraction" if len(input_shape(model)) == 3 else "feature-extraction"
+
+
+def _results(model: Embedder, facts: Facts) -> list[dict[str, Any]]:
     after = facts.metrics.get("after") or {}
     measured = [
         {"type": re.sub(r"\W+", "_", name.replace("@", "_at_")), "name": name, "value": round(float(after[name]), 6)}
@@ -81,7 +85,7 @@ def _results(facts: Facts) -> list[dict[str, Any]]:
     data = data_name(facts.config)
     split = facts.metrics.get("measured_on", "test")
     dataset = {"type": re.sub(r"[^\w-]+", "-", data).strip("-").lower() or "data", "name": data, "split": split}
-    task = {"type": "image-feature-extraction", "name": "Image retrieval"}
+    task = {"type": _task(model), "name": "Retrieval"}
     return [{"task": task, "dataset": dataset, "metrics": measured}]
 
 
@@ -225,7 +229,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def readable(size: int) -> str:
     """Bytes, as people read them.
 
-    >>> readable(343_422), readable(1315), readable(13_570_000)
+    >>> readable(343_422), readable(1320), readable(13_570_000)
     ('343 kB', '1.32 kB', '13.6 MB')
     """
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

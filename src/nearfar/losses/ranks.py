@@ -122,10 +122,9 @@ def _unpadded(parts: Tensor, counts: list[int]) -> Tensor:
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int], alike: bool) -> Tensor:
-        ctx.ranks, ctx.counts, ctx.alike, ctx.dtype = ranks, counts, alike, rows.dtype
-        # Half precision is sent as it is; its gradients are added up in float32.
-        return ranks.collected(rows, counts).to(torch.promote_types(rows.dtype, torch.float32))
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int], alike: bool, sent: torch.dtype) -> Tensor:
+        ctx.ranks, ctx.counts, ctx.alike = ranks, counts, alike
+        return ranks.collected(rows.to(sent), counts).to(rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -134,18 +133,26 @@ class _Gathered(torch.autograd.Function):
             own = torch.split(upstream, counts)[ranks.rank] * ranks.size
         else:
             own = ranks.scattered_sum(upstream, counts)
-        return own.to(ctx.dtype), None, None, None
+        return own, None, None, None, None
 
 
-def gathered(rows: Tensor, ranks: Ranks, counts: list[int], alike: bool = False) -> Tensor:
-    """The rows (n, D) of all ranks, (B, D), differentiable.
+def wide(rows: Tensor) -> Tensor:
+    """At least in float32, in which gradients of half precision are added up."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def gathered(
+    rows: Tensor, ranks: Ranks, counts: list[int], alike: bool = False, sent: torch.dtype | None = None
+) -> Tensor:
+    """The rows (n, D) of all ranks, (B, D), differentiable, and at least in float32.
 
     Args:
         alike: every rank does the same with them, so that its gradient is the same too.
+        sent: the type they are sent in, if they were of that before they were `wide`.
     """
     if ranks.size == 1:
         return rows
-    result: Tensor = _Gathered.apply(rows, ranks, counts, alike)  # type: ignore[no-untyped-call]
+    result: Tensor = _Gathered.apply(wide(rows), ranks, counts, alike, sent or rows.dtype)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nearfar.planning.job import FLOAT, LONG, Item, Job, Total
 from nearfar.planning.memory import BUDGET
 
-FIRST_STRIP, SHORTEST_STRIP = 512, 256  # rows that a loss works on at a time: the first, and the fewest later
+TILE, WIDEST, FEWEST_ROWS = 2**20, 2048, 256  # similarities of a tile, its columns at most, its rows at least
 STATISTICS = 4  # numbers of a row that are merged: the top and the sum of its positives, and of its negatives
 
 
@@ -39,10 +39,12 @@ def traffic_of(job: Job) -> Traffic:
         Item("labels to all", (n - 1) * job.samples * LONG),
         Item("gradients of embeddings back", (n - 1) * own),
     ]
-    messages = 5  # two of them for how many samples each has, and how many rows count
+    messages = 4  # one of them for how many samples each has
     if job.kind == "softmax":
         items.append(Item("statistics of the rows", reduced * STATISTICS * job.batch * FLOAT))
-        messages += 2 * (1 + math.ceil(max(0, job.batch - FIRST_STRIP) / strip(job)))
+        messages += 2 * (1 + math.ceil(max(0, job.batch - first_strip(job)) / strip(job)))
+    else:
+        messages += 2  # how many rows count, and the loss
     if job.kind != "pair" and not job.sharded:
         items.append(Item("gradient of the class vectors", reduced * job.table))
         messages += 1
@@ -50,7 +52,15 @@ def traffic_of(job: Job) -> Traffic:
     return Traffic(Total(tuple(item for item in items if item.amount)), messages + (job.parameters > 0))
 
 
+def first_strip(job: Job) -> int:
+    """Rows whose similarities a loss of classes works on at first: a tile's."""
+    return max(FEWEST_ROWS, TILE // min(WIDEST, _columns(job)))
+
+
 def strip(job: Job) -> int:
-    """Rows whose similarities are worked on at a time, after the first ones: as many as the budget keeps."""
-    fits = BUDGET // (FLOAT * max(1, math.ceil(job.classes / job.world) * job.vectors_per_class))
-    return min(FIRST_STRIP, max(SHORTEST_STRIP, fits))
+    """Rows at a time after that: no more than the budget keeps."""
+    return min(first_strip(job), max(FEWEST_ROWS, BUDGET // (FLOAT * _columns(job))))
+
+
+def _columns(job: Job) -> int:
+    return math.ceil(job.classes / job.world) * job.vectors_per_class

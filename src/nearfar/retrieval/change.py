@@ -5,9 +5,9 @@ of hours that is interrupted finds there, the next time, what it has embedded al
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,15 @@ MOST_SEGMENTS = 8  # beside those with a structure; more are merged,
 KEPT_SEGMENTS = 4  # but for the largest ones
 
 
+class Held(NamedTuple):
+    """Rows in memory, as they will be written."""
+
+    ids: Sequence[str]
+    vectors: NDArray[Any]
+    labels: Sequence[str]
+    states: NDArray[np.uint8]
+
+
 class FaissChange:
     """Changes that are made together; see `nearfar.retrieval.index.Change`."""
 
@@ -33,7 +42,8 @@ class FaissChange:
         self._segments = list(segments)  # those of the manifest first, then new ones
         self._alive = {segment.part.name: segment.alive for segment in segments}
         self._spilled: list[Part] = []
-        self._buffer: dict[str, tuple[NDArray[Any], str, NDArray[np.uint8]]] = {}
+        self._held: list[Held] = []
+        self._held_ids: set[str] = set()
         self._since = time.monotonic()
         self._compact = self._looked = False
         self._of = f"{manifest.about.model} {manifest.about.similarity} {manifest.about.dimension}"
@@ -68,15 +78,16 @@ class FaissChange:
         blocks = (self._prepared(given[start : start + BLOCK]) for start in range(0, len(given), BLOCK))
         if given.nbytes >= SPILL_BYTES:
             self._spill()
-            self._add(Rows(ids, labels, digests, blocks, self._width, self._dtype))
+            self._add(ids, labels, digests, blocks)
         else:
-            self._hold(ids, blocks, labels, digests)
+            self._hold(Held(list(ids), np.concatenate([*blocks, self._none]), list(labels), digests))
 
     def remove(self, ids: Sequence[str]) -> int:
         """Take images out; how many were there."""
-        held = [name for name in dict.fromkeys(ids) if self._buffer.pop(name, None) is not None]
-        gone = set(held)
-        return len(held) + self._bury([name for name in dict.fromkeys(ids) if name not in gone])
+        if not self._held_ids.isdisjoint(ids):
+            self._spill()
+        different = list(dict.fromkeys(ids))
+        return self._bury(different, hashed(different))
 
     def known(self, ids: Sequence[str], states: Sequence[str], labels: Sequence[str]) -> NDArray[np.bool_]:
         """Which of these need not be put."""
@@ -93,7 +104,7 @@ class FaissChange:
             moved = [number for number in numbers if left or segment.labels[int(places[number])] != labels[number]]
             if moved:
                 vectors = np.asarray(segment.vectors[places[moved]])
-                self._hold([ids[n] for n in moved], [vectors], [labels[n] for n in moved], digests[moved])
+                self._hold(Held([ids[n] for n in moved], vectors, [labels[n] for n in moved], digests[moved]))
         return result
 
     def set_threshold(self, threshold: Mapping[str, Any] | None) -> None:
@@ -118,41 +129,39 @@ class FaissChange:
     def _prepared(self, vectors: Floats) -> NDArray[Any]:
         return packed(vectors) if self._about.similarity == "hamming" else unit(vectors)
 
-    def _hold(
-        self,
-        ids: Sequence[str],
-        blocks: Any,
-        labels: Sequence[str],
-        digests: NDArray[np.uint8],
-    ) -> None:
-        number = 0
-        for block in blocks:
-            for vector in np.array(block):  # a copy: the caller may use its memory again
-                self._buffer[ids[number]] = vector, labels[number], digests[number]
-                number += 1
-        full = len(self._buffer) * self._width * self._dtype.itemsize >= SPILL_BYTES
+    @property
+    def _none(self) -> NDArray[Any]:
+        return np.empty((0, self._width), self._dtype)
+
+    def _hold(self, held: Held) -> None:
+        if not self._held_ids.isdisjoint(held.ids):  # a segment has every id once
+            self._spill()
+        self._held.append(held)
+        self._held_ids.update(held.ids)
+        full = len(self._held_ids) * self._width * self._dtype.itemsize >= SPILL_BYTES
         if full or time.monotonic() - self._since > SPILL_SECONDS:
             self._spill()
 
     def _spill(self) -> None:
         """Put what is held in memory on the disk."""
-        self._since = time.monotonic()
-        if not self._buffer:
-            return
-        ids, held = list(self._buffer), list(self._buffer.values())
-        labels, digests = [entry[1] for entry in held], np.stack([entry[2] for entry in held])
-        blocks = (np.stack([entry[0] for entry in held[i : i + BLOCK]]) for i in range(0, len(held), BLOCK))
-        self._buffer = {}
-        self._add(Rows(ids, labels, digests, blocks, self._width, self._dtype))
+        held, self._held, self._held_ids = self._held, [], set()
+        if held:
+            ids, labels = ([word for part in held for word in part[column]] for column in (0, 2))
+            self._add(ids, labels, np.concatenate([part.states for part in held]), (part.vectors for part in held))
         self._since = time.monotonic()
 
-    def _add(self, rows: Rows) -> None:
-        part = self._store.write_segment(rows)
-        self._bury(rows.ids)
+    def _add(
+        self, ids: Sequence[str], labels: Sequence[str], states: NDArray[np.uint8], blocks: Iterable[NDArray[Any]]
+    ) -> None:
+        """A new segment, whose images are gone from those before."""
+        if not ids:
+            return
+        keys = hashed(ids)
+        part = self._store.write_segment(Rows(ids, keys, labels, states, blocks, self._width, self._dtype))
+        self._bury(ids, keys)
         self._spilled.append(part)
         self._store.write_pending(self._of, [*self._left_parts, *self._spilled])
-        segment = self._store.segments([part])[0]
-        self._segments.append(segment)
+        self._segments.append(self._store.segments([part])[0])
         self._alive[part.name] = None
 
     def _places(self, segment: Segment, ids: Sequence[str], keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -161,9 +170,9 @@ class FaissChange:
         alive = self._alive.get(segment.part.name)
         return places if alive is None else np.where((places >= 0) & alive[places], places, -1)
 
-    def _bury(self, ids: Sequence[str]) -> int:
+    def _bury(self, ids: Sequence[str], keys: NDArray[np.uint64]) -> int:
         """Take rows out of the segments; how many there were."""
-        keys, count = hashed(ids), 0
+        count = 0
         for segment in self._segments:
             places = self._places(segment, ids, keys)
             places = places[places >= 0]
@@ -200,7 +209,7 @@ class FaissChange:
 
     def close(self) -> None:
         """Let go of files; what is pending stays for the next time."""
-        self._segments, self._left, self._buffer = [], [], {}
+        self._segments, self._left, self._held, self._held_ids = [], [], [], set()
 
     # Which segments become one
 
@@ -245,7 +254,7 @@ class FaissChange:
                 for start in range(0, len(own), BLOCK):
                     yield segment.vectors[own[start : start + BLOCK]]
 
-        part = self._store.write_segment(Rows(ids, labels, states, blocks(), self._width, self._dtype))
+        part = self._store.write_segment(Rows(ids, hashed(ids), labels, states, blocks(), self._width, self._dtype))
         kind = self._about.kind
         if build and kind != "exact" and len(ids) >= structures.SMALLEST[kind]:
             structures.build(kind, self._store.segments([part])[0].vectors, part.path(self._store.folder, kind))

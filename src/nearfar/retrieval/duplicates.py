@@ -92,12 +92,12 @@ class Duplicates:
         """A few lines."""
         count = sum(len(group.members) for group in self.groups)
         lines = [
-            f"{self.images:,} images: {count:,} of them are near-identical to another, in {len(self.groups):,} groups "
-            f"(similarity from {self.threshold:g} on)",
-            f"{len(self.leaks):,} groups are leaks: some of their images are trained on, others tested",
-            f"{len(self.contradictions):,} groups have different labels",
+            f"{self.images:,} images, {count:,} of them near-identical to another (similarity from {self.threshold:g} "
+            f"on): {_groups_in_words(self.groups)}",
+            f"leaks, some of whose images are trained on and others tested: {_groups_in_words(self.leaks)}",
+            f"images of different labels: {_groups_in_words(self.contradictions)}",
         ]
-        return "\n".join(lines + ([f"{self.broken:,} images cannot be read"] if self.broken else []))
+        return "\n".join(lines + ([f"images that cannot be read: {self.broken:,}"] if self.broken else []))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each image that is in a group."""
@@ -126,6 +126,10 @@ class Duplicates:
             with replacing(Path(path)) as file:
                 for line in text:
                     file.write(line.encode("utf-8", "surrogateescape"))
+
+
+def _groups_in_words(groups: Sequence[Group]) -> str:
+    return f"{len(groups):,} group{'' if len(groups) == 1 else 's'}"
 
 
 def find_duplicates(

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.retrieval.index import About, BusyIndexError, DamagedIndexError, RetrievalError
-from nearfar.retrieval.texts import Texts, hashed
+from nearfar.retrieval.texts import Texts
 from nearfar.training.runs import replacing
 
 FORMAT = 1
@@ -139,6 +139,7 @@ class Rows:
     """Rows to be written: the vectors as blocks (n, width), one after the other."""
 
     ids: Sequence[str]
+    keys: NDArray[np.uint64]
     labels: Sequence[str]
     states: NDArray[np.uint8]
     blocks: Iterable[NDArray[Any]]
@@ -238,7 +239,7 @@ class Store:
             "label_ends": named.ends,
         }
         with part.path(self.folder, "rows").open("wb") as file:
-            np.savez(file, states=rows.states, keys=hashed(rows.ids), **arrays)
+            np.savez(file, states=rows.states, keys=rows.keys, **arrays)
         return self.with_sizes(part, "vectors", "rows")
 
     def with_sizes(self, part: Part, *endings: str) -> Part:

@@ -39,9 +39,9 @@ def build(kind: Kind, vectors: NDArray[Any], path: Path) -> None:
             faiss.IndexFlatIP(dimension), dimension, lists, _pieces(dimension), 8, faiss.METRIC_INNER_PRODUCT
         )
         sample = np.sort(np.random.default_rng(0).choice(n, min(n, 256 * lists, 200_000), replace=False))
-        index.train(np.ascontiguousarray(vectors[sample]))
+        index.train(_plain(vectors[sample]))
     for start in range(0, n, BLOCK):
-        index.add(np.ascontiguousarray(vectors[start : start + BLOCK]))
+        index.add(_plain(vectors[start : start + BLOCK]))
     faiss.write_index(index, str(path))
 
 
@@ -58,11 +58,10 @@ def read(path: Path) -> Any:
 def find(kind: Kind, structure: Any, vectors: NDArray[Any], queries: Floats, k: int) -> Found:
     """The nearest by a structure; what IVF-PQ finds is compared again with the vectors themselves."""
     if kind == "hnsw":
-        found: Found = structure.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=max(EFFORT, 2 * k)))
-        return found
+        return _searched(structure, queries, k, faiss.SearchParametersHNSW(efSearch=max(EFFORT, 2 * k)))
     probes = max(8, structure.nlist // 16)
     wanted = min(max(SHORTLIST * k, 100), len(vectors))
-    _, rows = structure.search(queries, wanted, params=faiss.SearchParametersIVF(nprobe=probes))
+    _, rows = _searched(structure, queries, wanted, faiss.SearchParametersIVF(nprobe=probes))
     similarities = np.full(rows.shape, -np.inf, np.float32)
     for query, listed in enumerate(rows):
         there = listed >= 0
@@ -71,9 +70,23 @@ def find(kind: Kind, structure: Any, vectors: NDArray[Any], queries: Floats, k: 
     return np.take_along_axis(similarities, order, 1), np.take_along_axis(rows, order, 1)
 
 
+def _searched(structure: Any, queries: Floats, k: int, parameters: Any) -> Found:
+    """Where someone has imported faiss.contrib.torch_utils, as pytorch-metric-learning does, `search` takes tensors, and
+    no parameters; the original is kept under another name.
+    """
+    search = getattr(structure, "search_numpy", structure.search)
+    found: Found = search(_plain(queries), k, params=parameters)
+    return found
+
+
+def _plain(vectors: NDArray[Any]) -> NDArray[Any]:
+    """The same as an array that is no memory map, which torch_utils would take for a tensor."""
+    return np.ascontiguousarray(vectors).view(np.ndarray)
+
+
 def find_exactly(vectors: NDArray[Any], queries: Floats, k: int) -> Found:
     """The nearest by comparing with all."""
-    found: Found = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
+    found: Found = faiss.knn(_plain(queries), _plain(vectors), k, metric=faiss.METRIC_INNER_PRODUCT)
     return found
 
 

@@ -72,32 +72,33 @@ def serve(runs: Sequence[str | os.PathLike[str]], options: Options) -> None:
     if len(options.indexes) > len(runs):
         raise ValueError(f"there are {len(options.indexes)} indexes for {len(runs)} runs: give one for each")
     token = None if options.read_only else _token()
-    listening = _listen(options.host, options.port)  # first: a port that is taken shows before minutes of work
-    indexes = [*options.indexes, *[None] * (len(runs) - len(options.indexes))]
-    served = {
-        key: open_run(key, Run(run), index, options.device)
-        for key, run, index in zip("ab", runs, indexes, strict=False)
-    }
-    _tell_apart(served)
-    names = {"localhost", *options.names, *([] if _is_address(options.host) else [options.host])}
-    app = create_app(served, token=token, names=names, limits=options.limits)
-    listening.listen(2048)  # from here on, who comes is kept waiting and not turned away
-    address = _address(options.host, listening.getsockname()[1])
-    _announce(served, address, token, options.host)
-    if options.browser:
-        webbrowser.open(address if token is None else f"{address}#token={token}")
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,  # anyone could claim to be anyone
-        ws="none",
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=5,
-        limit_concurrency=512,
-    )
-    with contextlib.suppress(KeyboardInterrupt):  # that is how it is stopped
-        uvicorn.Server(config).run(sockets=[listening])
+    # First of all: a port that is taken shows before minutes of work.
+    with contextlib.closing(_listen(options.host, options.port)) as listening:
+        indexes = [*options.indexes, *[None] * (len(runs) - len(options.indexes))]
+        served = {
+            key: open_run(key, Run(run), index, options.device)
+            for key, run, index in zip("ab", runs, indexes, strict=False)
+        }
+        _tell_apart(served)
+        names = {"localhost", *options.names, *([] if _is_address(options.host) else [options.host])}
+        app = create_app(served, token=token, names=names, limits=options.limits)
+        listening.listen(2048)  # from here on, who comes is kept waiting and not turned away
+        address = _address(options.host, listening.getsockname()[1])
+        _announce(served, address, token, options.host)
+        if options.browser:
+            webbrowser.open(address if token is None else f"{address}#token={token}")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,  # anyone could claim to be anyone
+            ws="none",
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=5,
+            limit_concurrency=512,
+        )
+        with contextlib.suppress(KeyboardInterrupt):  # that is how it is stopped
+            uvicorn.Server(config).run(sockets=[listening])
 
 
 def open_run(key: str, run: Run, index: str | None = None, device: str = "cpu") -> ServedRun:
@@ -107,7 +108,7 @@ def open_run(key: str, run: Run, index: str | None = None, device: str = "cpu") 
     opened = open_for(encoder, where) if index_exists(where) else _build(run, encoder, where)
     config = run.config
     about = About(
-        run.folder.resolve().name,
+        os.path.basename(os.path.abspath(run.folder)),
         " + ".join(loss.name for loss in config.loss),
         Path(config.data.path).name,
         {name: value for name, value in run.metrics.get("after", {}).items() if isinstance(value, (int, float))},
@@ -177,17 +178,18 @@ def _token() -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-        listening = socket.socket(family, kind)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
+        with contextlib.ExitStack() as unless_it_works:
+            listening = unless_it_works.enter_context(socket.socket(family, kind))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            unless_it_works.pop_all()
+            return listening
     except OSError as error:
         raise OSError(
             f"cannot listen on {host}, port {port}: {error.strerror}. Choose another with --port, or --port 0 for any"
         ) from error
-    return listening
 
 
 def _is_address(host: str) -> bool:

@@ -1,8 +1,12 @@
 """The papers' analyses, on any data.
 
-study.py         Options, Findings, run_study: what a study is given, what it finds, how that is written
-heads.py         heads trained on cached features, by the very steps of `nearfar compare`
-one module each  `Options` (a frozen dataclass) and `run(options, folder, progress) -> Findings`
+study.py              options, Findings, run_study: what a study is given, what it finds, how that is written
+NAME.py               a study: `Options` (a frozen dataclass) and `run(options, folder, progress) -> Findings`
+
+fields.py, margins.py what losses pull at, and where they draw the line, read off the losses themselves
+toy.py                embeddings of two and three dimensions, to look at
+heads.py              heads trained on cached features, by the very steps of `nearfar compare`; crossing.py: their pairs
+sweep.py, heat.py     means over seeds, and how they are drawn
 
     from nearfar.studies.study import run_study
     found = run_study("gradients", out="studies/gradients")

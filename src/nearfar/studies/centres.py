@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
 from torch import Tensor, nn
 
 from nearfar.evaluation import retrieval_metrics
@@ -30,7 +31,6 @@ from nearfar.training.options import ConfigError
 Floats = npt.NDArray[np.float64]
 NEAR_ZERO = 1e-3  # standard deviation of centres near zero; the features start at about 1
 LOOKS_TAKEN = 60  # at the training images, for the curves
-FLAT = 0.05  # classes that are apart by less than this share of what a softmax makes have collapsed
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def trained(variant: Variant, toy: Toy, seed: int, options: Options) -> dict[str
 
     def after(step: int, embeddings: Tensor) -> None:
         if step % every == 0:
-            curve.append((step, *(round(value, 6) for value in widths(embeddings, labels))))
+            within, between = widths(embeddings, labels)
+            curve.append((step, round(within, 6), round(between, 6)))
 
     features, _ = train(toy, lambda: make_loss(variant, options), 2, options.steps, seed, after)
     within, between = widths(features[toy.held_out], toy.labels[toy.held_out])
@@ -154,7 +155,7 @@ def make_loss(variant: Variant, options: Options) -> nn.Module:
 
 def class_means(features: Tensor, labels: Tensor) -> Tensor:
     """The mean of every class, (classes, D)."""
-    return torch.stack([features[labels == label].double().mean(0) for label in labels.unique()])
+    return torch.stack([features[labels == label].double().mean(0) for label in range(int(labels.max()) + 1)])
 
 
 def widths(features: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -168,17 +169,14 @@ def _sentences(ends: Sequence[Mapping[str, Any]]) -> list[str]:
     def mean(variant: str, key: str) -> float:
         return float(np.mean([row[key] for row in ends if row["variant"] == variant]))
 
-    collapsed = [v.name for v in VARIANTS if mean(v.name, "between") < FLAT * mean("Softmax", "between")]
-    sentences = [
-        f"Collapsed, to less than {100 * FLAT:.0f} % of the distance between classes that a softmax makes: "
-        f"{'; '.join(collapsed) or 'none'}."
-    ]
     narrow = {v.name: mean(v.name, "within") / mean(v.name, "between") for v in VARIANTS}
-    sentences.append(
+    collapsed = [name for name, ratio in narrow.items() if ratio > 1]
+    sentences = [
         "Width of a class over the distance between classes, held-out images: "
         + ", ".join(f"{name} {ratio:.2f}" for name, ratio in narrow.items())
-        + "."
-    )
+        + f". Collapsed, classes wider than they are apart: {'; '.join(collapsed) or 'none'}.",
+        "Distance between classes: " + ", ".join(f"{v.name} {mean(v.name, 'between'):.3g}" for v in VARIANTS) + ".",
+    ]
     sentences.append(
         "Told right by the nearest class mean: "
         + ", ".join(f"{v.name} {100 * mean(v.name, 'accuracy'):.0f} %" for v in VARIANTS)
@@ -216,5 +214,7 @@ def _separation(curves: Sequence[Mapping[str, Any]], seed: int) -> Figure:
             x, y = [row["step"] for row in own], [row["between"] / own[0]["between"] for row in own]
             axes.plot(x, y, color=colour, linestyle=line, label=variant.name)
         axes.set(xlabel="step", ylabel="distance between classes / start", yscale="log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
         drawn.legend(loc="outside lower center", ncols=2, fontsize=8.5)
     return drawn

@@ -211,6 +211,7 @@ def _sizes(axes: Axes, sizes: Sequence[int], label: str) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _exponents(fitted: Sequence[Mapping[str, Any]]) -> Figure:

@@ -22,7 +22,7 @@ from nearfar.studies import convergence_figures as figures
 from nearfar.studies import crossing
 from nearfar.studies.heads import Heads, measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, Row, cells
-from nearfar.training.config import TrainConfig, option
+from nearfar.training.config import option
 from nearfar.training.learner import Learner, Step
 from nearfar.training.options import ConfigError
 from nearfar.training.recorder import mean_similarities
@@ -73,7 +73,7 @@ class Options(HeadOptions):
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Curves of every loss and seed; pairs at the boundary of the first seed."""
-    heads = Heads(config_of(options), options.classes)
+    heads = Heads(replace(options.config, seed=options.seed), options.classes)
     curves = cells(
         [{"loss": name, "seed": seed} for name in options.losses for seed in options.all_seeds],
         lambda setting: train_curve(heads, setting["loss"], setting["seed"], options),
@@ -112,12 +112,6 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         )
         sentences += [crossing.sentence(row) for row in found]
     return Findings(tables, drawn, sentences)
-
-
-def config_of(options: Options) -> TrainConfig:
-    """The head starts at random unless it is told otherwise: from principal components there would be little to see."""
-    model = options.config.model
-    return replace(options.config, seed=options.seed, model=replace(model, head_start=model.head_start or "random"))
 
 
 # Curves
@@ -222,9 +216,8 @@ def _about_curves(curves: Sequence[Mapping[str, Any]], options: Options) -> list
 
 def _last(curves: Sequence[Mapping[str, Any]], options: Options, steps: int = 10) -> dict[str, tuple[float, float]]:
     """Mean similarities over the last steps and all seeds."""
-    return {
-        name: tuple(
-            float(np.mean([curve[key][-steps:] for curve in curves if curve["loss"] == name])) for key in ("s_p", "s_n")
-        )
-        for name in options.losses
-    }  # type: ignore[return-value]
+
+    def mean(name: str, key: str) -> float:
+        return float(np.mean([curve[key][-steps:] for curve in curves if curve["loss"] == name]))
+
+    return {name: (mean(name, "s_p"), mean(name, "s_n")) for name in options.losses}

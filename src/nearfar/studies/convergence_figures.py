@@ -57,12 +57,12 @@ def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any
     with style.figure(2.55 * max(2, len(found)), 3.1) as drawn:
         panels = drawn.subplots(1, len(found), squeeze=False, sharex=True, sharey=True)[0]
         for axes, row in zip(panels, found, strict=True):
-            for when, colour, marker, label in (
-                ("last", style.THREE, "o", "in the end"),
-                ("crossed", style.ONE, "x", "crossing"),
+            for when, colour, marker, alpha, label in (
+                ("last", style.THREE, "o", 0.4, "in the end"),
+                ("crossed", style.ONE, "x", 1.0, "crossing"),
             ):
                 x, y = np.array(row[when], float).reshape(-1, 2).T
-                axes.plot(x, y, marker, color=colour, markersize=3, alpha=0.55, markeredgewidth=0.8, label=label)
+                axes.plot(x, y, marker, color=colour, markersize=3, alpha=alpha, markeredgewidth=0.9, label=label)
             axes.plot(
                 *boundaries[row["pairs of"]], color=style.TWO, linestyle=(0, (4, 2)), linewidth=1.6, label="boundary"
             )

@@ -92,7 +92,7 @@ def settings_of(part: str, options: Options) -> list[dict[str, Any]]:
         return [{"loss": "ProxyAnchorLoss", "alpha": a, "margin": d} for d in options.delta for a in options.alpha]
     if part == "scale":
         return [{"loss": loss, "gamma": gamma} for loss in SCALED for gamma in options.gamma]
-    return [{"loss": loss, "dimension": d} for loss in ("CircleLoss", "ProxyAnchorLoss") for d in options.dimensions]
+    return [{"loss": loss, "dimension": d} for d in options.dimensions for loss in ("CircleLoss", "ProxyAnchorLoss")]
 
 
 def loss_of(part: str, setting: Mapping[str, Any]) -> LossConfig:
@@ -111,7 +111,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Sweep every part that is wanted."""
     heads = Heads(options.config, options.classes)
 
-    @functools.lru_cache(maxsize=1)
+    @functools.lru_cache(maxsize=1)  # settings of a dimension follow each other
     def ground(dimension: int | None) -> Ground:
         if dimension is None:
             return heads.ground

@@ -130,8 +130,10 @@ def run_study(
     module = study_module(name)
     chosen: StudyOptions = module.Options() if options is None else options
     folder = new_folder(name) if out is None else Path(out)
+    say = progress or _say
     begin(folder, name, chosen)
-    found: Findings = module.run(chosen, folder, progress or _say)
+    say(f"{folder}: if this is stopped, the same command with --out {folder} goes on")
+    found: Findings = module.run(chosen, folder, say)
     write(folder, name, chosen, found)
     return found
 

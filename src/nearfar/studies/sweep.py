@@ -106,7 +106,7 @@ def draw_map(
         if row[metric] is not None:
             values[r, c] = 100 * row[metric]
             texts[r][c] = per_cent(row, metric, "\n± ")
-    drawn = squares(axes, [str(v) for v in columns], [str(v) for v in lines], values, texts, limits)
+    drawn = squares(axes, [f"{v:g}" for v in columns], [f"{v:g}" for v in lines], values, texts, limits)
     axes.set(xlabel=x, ylabel=y)
     return drawn
 

@@ -85,13 +85,17 @@ def column(table: Table, name: str) -> list[str]:
 
 
 def glyph_parts(table: Table, kind: str) -> list[str]:
-    """The alphabet of every row, by the first word of the character's name; or the family of its face.
-
-    Families are DejaVu Sans, its monospaced one, DejaVu Serif, and STIX.
+    """The alphabet of every row, by the first word of the letter's name (what is no letter is a symbol); or the family
+    of its face: DejaVu Sans, its monospaced one, DejaVu Serif, and STIX.
     """
     if kind == ALPHABETS:
-        return [unicodedata.name(table.label_name(row), "?").split()[0].capitalize() for row in range(len(table))]
+        return [_alphabet(table.label_name(row)) for row in range(len(table))]
     return ["STIX" if name.startswith("STIX") else name.partition("-")[0] for name in column(table, "face")]
+
+
+def _alphabet(character: str) -> str:
+    letter = unicodedata.category(character).startswith("L")
+    return unicodedata.name(character).split()[0].capitalize() if letter else "Symbols"
 
 
 def parted(train: Table, test: Table, train_parts: Sequence[str], test_parts: Sequence[str]) -> Sets:

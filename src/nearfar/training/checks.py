@@ -8,7 +8,7 @@ import numpy.typing as npt
 from torch import nn
 from torch.optim import Optimizer
 
-from nearfar.data import BatchSampler, HierarchicalSampler, PKSampler, PlainSampler
+from nearfar.data import BatchSampler, Dealt, HierarchicalSampler, PKSampler, PlainSampler
 from nearfar.losses import CenterLoss, CrossBatchMemory, Loss, SelfSupervisedLoss
 from nearfar.losses.towers import TwoTowerLoss
 
@@ -34,13 +34,15 @@ def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> Non
     """Refuse batches that the loss cannot learn from.
 
     Args:
-        sampler: makes the batches, of rows.
+        sampler: makes the batches, of rows; the loss sees those of all ranks together.
         labels: the class of every row, as the loss will get it (N,); rows with -1 belong to none.
         loss: a loss, or a sum or wrapper of losses.
     """
     ids = np.asarray(labels)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TypeError(f"labels must be class ids (N,), integers, not {ids.dtype} {ids.shape}")
+    if isinstance(sampler, Dealt):  # the same batches
+        sampler = sampler.sampler
     _check_views(loss)
     _check_class_ids(sampler, ids, loss)
     pair_losses = [type(part).__name__ for part in comparing_samples(loss)]
@@ -149,10 +151,10 @@ def _check_pairs(sampler: BatchSampler, ids: npt.NDArray[Any], name: str) -> Non
 def _pairs_drawn(sampler: BatchSampler, ids: npt.NDArray[Any]) -> tuple[bool, bool]:
     """Whether the batches have positive pairs, of two different rows, and negative ones."""
     if isinstance(sampler, PKSampler):  # known without drawing, which takes long where classes are many
-        return sampler.k > 1, sampler.p > 1
+        return sampler.k > 1, sampler.p * sampler.world_size > 1
     positives = negatives = False
     for ranks in sampler.batches(sampler.epoch)[:BATCHES_LOOKED_AT]:
-        counts = np.unique(ids[np.unique(ranks[sampler.rank])], return_counts=True)[1]
+        counts = np.unique(ids[np.unique(np.concatenate(ranks))], return_counts=True)[1]
         positives |= bool(counts.max() > 1)
         negatives |= len(counts) > 1
         if positives and negatives:

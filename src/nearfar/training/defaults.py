@@ -122,7 +122,9 @@ def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table) 
     if kind in ("pk", "hierarchical"):
         per_class = sampler.k * (sampler.s if kind == "hierarchical" else 1)
         if p is None:
-            classes = table.num_classes // (config.devices * (sampler.s if kind == "hierarchical" else 1))
+            classes = table.num_classes // (
+                config.nodes * config.devices * (sampler.s if kind == "hierarchical" else 1)
+            )
             p = max(1, min(size // per_class, classes))
         elif sampler.batch_size is not None and sampler.batch_size != p * per_class:
             raise ConfigError(

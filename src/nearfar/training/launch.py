@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +74,11 @@ def _said(failure: Any) -> str:
 
 @contextmanager
 def _one_machine(processes: int) -> Iterator[None]:
-    """Talk over loopback, share the cores, and keep torch's agent silent about what is said here anyway."""
+    """Talk over loopback, share the cores, keep torch's agent silent about what is said here anyway, and take back its
+    handlers of signals, which it leaves behind.
+    """
+    caught = threading.current_thread() is threading.main_thread()
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)} if caught else {}
     names = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE")
     before = {name: os.environ.get(name) for name in names}
     if sys.platform == "linux" and Path("/sys/class/net/lo").exists():
@@ -85,6 +91,8 @@ def _one_machine(processes: int) -> Iterator[None]:
     try:
         yield
     finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         for name, value in before.items():

@@ -161,6 +161,7 @@ class Learner(LightningModule):
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self.done += 1
         if self.ema is not None:
+            self.world.share_buffers(self.embedder)
             self.ema.update()
         assert self._last is not None
         self.observer.after_step(self, self._last)

@@ -102,6 +102,8 @@ def train(
             if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
                 run = _to_go_on_with(config.out or "")
                 config = run.config
+    if run is not None and run.finished:  # and one process was killed after that
+        return run
     here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
     config = replace(config, accelerator=here.accelerator)
     if world is None and here.devices * (1 if resume else here.nodes) > 1:
@@ -122,7 +124,7 @@ def train(
 def _to_go_on_with(folder: str | os.PathLike[str]) -> Run:
     run = Run(folder)
     _ = run.config  # which says so if there is none
-    if run.finished:
+    if run.finished and not restarted():
         raise ConfigError(f"{run.folder} is finished already: nearfar evaluate {run.folder} measures it")
     return run
 
@@ -224,7 +226,7 @@ def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
     try:
         learner = Learner(embedder, prepared.loss, config, prepared.total_steps, recorder, world)
         if state is not None:
-            learner.resume(state, run.shards(state["step"]) if state["shards"] else None)
+            learner.resume(state, run.shards(state["step"]) if state.get("shards") else None)
         if left:
             display.start(prepared.total_steps, learner.done)
             with (

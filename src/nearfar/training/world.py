@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,8 +89,9 @@ def started() -> World | None:
     environment = _environment()
     if environment is None:
         return None
-    local_size = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or "1"
-    return World(environment.global_rank(), environment.world_size(), environment.local_rank(), int(local_size))
+    size, here = environment.world_size(), os.environ.get("LOCAL_WORLD_SIZE")
+    local_size = int(here) if here else size // int(os.environ.get("SLURM_NNODES", "1"))
+    return World(environment.global_rank(), size, environment.local_rank(), local_size)
 
 
 def restarted() -> bool:
@@ -121,17 +123,36 @@ def joined(world: World, accelerator: str) -> Iterator[None]:
     if world.size == 1 or distributed.is_initialized():
         yield
         return
-    environment = _environment()
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
     backend = "gloo"
     if accelerator_of(accelerator) == "cuda":
         torch.cuda.set_device(world.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    distributed.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=PATIENCE)
+    distributed.init_process_group(
+        backend, store=_store(world), rank=world.rank, world_size=world.size, timeout=PATIENCE
+    )
     try:
         yield
+        distributed.barrier()  # nobody leaves while another may still speak to it
     finally:
+        # What holds on to the connection goes first (a wrapped network, in cycles with its trainer): threads that find
+        # the interpreter gone would abort the process.
+        gc.collect()
         distributed.destroy_process_group()
+
+
+def _store(world: World) -> Any:
+    """Where the processes find each other's addresses.
+
+    torchrun keeps its store when it starts processes again, and torch 2.13 would find there those of the processes that
+    are gone: every start has a place of its own.
+    """
+    environment = _environment()
+    kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    server = distributed.TCPStore(  # type: ignore[attr-defined]
+        environment.main_address, environment.main_port, world.size, world.first and not kept_by_agent, PATIENCE
+    )
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0"
+    return distributed.PrefixStore(f"nearfar/{start}", server)  # type: ignore[attr-defined]
 
 
 def total_norm(own: Sequence[torch.Tensor], shared: Sequence[torch.Tensor], world: World) -> torch.Tensor:

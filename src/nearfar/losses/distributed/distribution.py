@@ -23,7 +23,7 @@ from nearfar.losses import inputs, tuples
 from nearfar.losses.distributed.sampling import drawn
 from nearfar.losses.loss import Given, Loss
 from nearfar.losses.pairs import ClassPairs, Pairs
-from nearfar.losses.ranks import Ranks, gathered, own_rows, total, weighed_gradient
+from nearfar.losses.ranks import Ranks, gathered, own_rows, total, weighed_gradient, wide
 from nearfar.losses.spec import LossSpec
 from nearfar.losses.spread import Shard, Spread, local_part
 
@@ -103,7 +103,9 @@ class Distribution:
         elif given.ref_emb is None:
             first = sum(counts[: self.ranks.rank])
             pairs = self._pairs_of_part(given, slice(first, first + len(given.embeddings)), counts)
-            given = replace(given, ref_emb=gathered(given.embeddings, self.ranks, counts))
+            rows = wide(given.embeddings)  # both as rows and as columns, so that their gradients meet in float32
+            everyone = gathered(rows, self.ranks, counts, sent=given.embeddings.dtype)
+            given = replace(given, embeddings=rows, ref_emb=everyone)
         else:
             if not self.shared_references:
                 given = replace(
@@ -162,7 +164,8 @@ class Distribution:
         if loss.weight is not None:
             if labels is not None and labels.ndim == 2:
                 inputs.check_multi_hot(labels, loss.num_classes)
-                labels, positives = None, torch.ne(labels, 0)
+                positives = torch.ne(labels, 0)
+                labels = None
             positives, negatives = (self._of_classes_here(mask, loss, counts) for mask in (positives, negatives))
         else:
             positives, negatives = (self._collected(mask, counts) for mask in (positives, negatives))

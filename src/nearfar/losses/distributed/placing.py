@@ -105,11 +105,12 @@ def full_state(loss: nn.Module) -> dict[str, Tensor]:
     every rank.
     """
     state: dict[str, Tensor] = {}
+    ranks = _ranks(loss)
     for name, tensor in loss.state_dict().items():
         if name.rpartition(".")[2] == "sampling_step":
             continue
-        whole = _whole(tensor, _ranks(loss)) if is_sharded(tensor) else tensor
-        if whole is not None and _ranks(loss).rank == 0:
+        whole = _whole(tensor, ranks) if is_sharded(tensor) else tensor
+        if whole is not None and ranks.rank == 0:
             state[name] = whole
     return state
 

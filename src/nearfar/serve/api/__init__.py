@@ -1,7 +1,7 @@
 """The addresses of the API, one module for each kind, and what they have in common."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 from starlette.requests import ClientDisconnect
@@ -47,11 +47,6 @@ def serving(request: Request) -> Serving:
 
 
 ServingHere = Annotated[Serving, Depends(serving)]
-
-
-def same_run(run: str, other: Literal["a", "b"] | None) -> bool:
-    """Whether a query belongs to the run that is searched."""
-    return other is None or other == run
 
 
 async def picture_sent(request: Request, serving: ServingHere) -> bytes:

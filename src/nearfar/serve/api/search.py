@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 
-from nearfar.serve.api import PICTURE_BODY, PictureSent, ServingHere, answers, same_run
+from nearfar.serve.api import PICTURE_BODY, PictureSent, ServingHere, answers
 from nearfar.serve.schema import Count, Found, ItemKey, RunKey
 
 router = APIRouter(tags=["search"])
@@ -33,7 +33,6 @@ async def neighbours(
 ) -> Any:
     """The nearest images of an image of the gallery, itself left out."""
     target = serving.run(run)
-    if same_run(run, of):
+    if of is None or of == run:
         return await serving.slots.run(target.search_item, item, k)
-    assert of is not None
     return await serving.slots.run(target.search_item_of, serving.run(of), item, k)

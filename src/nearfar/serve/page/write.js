@@ -1,7 +1,7 @@
 // Adding pictures and taking images away, with the token.
 import { get, oneRun, picture, remove, runOf, searched, sendPicture, several, store, unlock } from "./api.js";
 import { searchAddress } from "./cards.js";
-import { $, count, el, named, toast } from "./dom.js";
+import { $, count, named, toast } from "./dom.js";
 import { given } from "./search.js";
 import { forgetThresholds } from "./threshold.js";
 
