@@ -71,7 +71,7 @@ def find(kind: Kind, structure: Any, vectors: NDArray[Any], queries: Floats, k: 
 
 
 def _searched(structure: Any, queries: Floats, k: int, parameters: Any) -> Found:
-    """Where someone has imported faiss.contrib.torch_utils, as pytorch-metric-learning does, `search` takes tensors, and
+    """Where someone has imported faiss.contrib.torch_utils, as pytorch-metric-learning does, `search` takes tensors and
     no parameters; the original is kept under another name.
     """
     search = getattr(structure, "search_numpy", structure.search)
