@@ -16,6 +16,13 @@ MAY_IMPORT = {
     "models": {"models", "imaging"},
     "evaluation": {"evaluation"},
     "report": {"report", "data", "evaluation", "imaging", "losses"},
+    "planning": {"planning"},
+    "training": {"training", "data", "evaluation", "imaging", "losses", "models", "report"},
+    "compare": {"compare", "training", "data", "evaluation", "imaging", "losses", "models", "report"},
+    "studies": {"studies", "compare", "training", "data", "evaluation", "imaging", "losses", "models", "report"},
+    "retrieval": {"retrieval", "training", "data", "evaluation", "imaging", "models", "report"},
+    "export": {"export", "training", "data", "evaluation", "imaging", "models"},
+    "serve": {"serve", "retrieval", "training", "data", "evaluation", "imaging", "models", "report"},
 }
 
 

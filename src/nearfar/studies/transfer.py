@@ -185,6 +185,7 @@ def draw(rows: Sequence[Row], names: Sequence[str]) -> Figure:
     with style.figure(2.3 + 0.95 * len(names), 1.4 + 0.52 * len(lines)) as drawn:
         axes = drawn.subplots()
         squares(axes, names, lines, shades, texts, (0.0, 1.0))
+        axes.invert_yaxis()  # as a table is read
         axes.set(xlabel="tested on unseen classes of", ylabel="trained on")
         axes.tick_params(axis="x", labelrotation=30 if max(map(len, names)) > 8 else 0)
     return drawn

@@ -147,6 +147,8 @@ def report(run: Run, note: str = "") -> None:
     print(f"trained {metrics['steps']:,} steps in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
     if (run.folder / "report.html").is_file():
         print(f"look at it:            {run.folder / 'report.html'}")
+    print(f"search with it:        nearfar index {run.folder} DATA, nearfar search {run.folder} IMAGE")
+    print(f"show it to others:     nearfar serve {run.folder}, after nearfar index")
     print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
     print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
     print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed("photos")')
