@@ -148,7 +148,7 @@ def report(run: Run, note: str = "") -> None:
     if (run.folder / "report.html").is_file():
         print(f"look at it:            {run.folder / 'report.html'}")
     print(f"search with it:        nearfar index {run.folder} DATA, nearfar search {run.folder} IMAGE")
-    print(f"show it to others:     nearfar serve {run.folder}, after nearfar index")
+    print(f"show it to others:     nearfar serve {run.folder}")
     print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
     print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
     print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed("photos")')
