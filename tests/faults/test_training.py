@@ -57,6 +57,7 @@ def same(one: Path, other: Path) -> None:
     for name in ours:
         assert np.array_equal(ours[name], theirs[name], equal_nan=True), name
     assert Run(one).metrics["after"] == Run(other).metrics["after"]
+    assert (one / "report.html").is_file()
     assert len((one / "curves.csv").read_text().splitlines()) == len((other / "curves.csv").read_text().splitlines())
 
 
@@ -69,8 +70,11 @@ def test_a_run_goes_on_to_the_same_end(
     for at in points:
         folder = tmp_path / f"{how}-{at}"
         code, _ = crasher.run(words(data, folder), folder, at, how)
-        assert code == (-signal.SIGKILL if how == "kill" else 2), f"{how} at change {at}"
-        if (folder / "config.yaml").exists():
+        complete = (folder / "config.yaml").exists() and Run(folder).finished  # but for its report
+        assert code == (-signal.SIGKILL if how == "kill" else 0 if complete else 2), f"{how} at change {at}"
+        if complete:
+            code, _ = crasher.run(["report", str(folder)], folder)
+        elif (folder / "config.yaml").exists():
             code, _ = crasher.run(["train", "--resume", str(folder), "--quiet"], folder)
         else:  # it had not begun: once more
             shutil.rmtree(folder, ignore_errors=True)
