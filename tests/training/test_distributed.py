@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from nearfar.training import train as train_module
 from nearfar.training.config import TrainConfig
-from nearfar.training.launch import check_devices, launch
+from nearfar.training.launch import check_devices, launch, said
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.runs import Run, RunError
 from nearfar.training.shards import whole
@@ -67,7 +68,7 @@ def test_a_killed_process_and_a_restart_by_torchrun(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"exitcode: -{signal.SIGKILL.value}" in done.stderr  # it was killed
@@ -80,11 +81,16 @@ def test_a_killed_process_and_a_restart_by_torchrun(tmp_path: Path) -> None:
 
 
 @gloo
-def test_processes_that_fail() -> None:
+def test_a_process_that_fails_ends_all_and_is_heard() -> None:
     with pytest.raises(RunError, match=r"process 1 of 2 ended: .*the second cannot"):
-        launch(second_fails, 2, "raises")
-    with pytest.raises(RunError, match=r"process 1 of 2 ended: .*SIGKILL"):
-        launch(second_fails, 2, "killed")
+        launch(second_fails, 2)
+
+
+def test_last_words() -> None:
+    """An error's, with or without its traceback; of a process that was killed, the signal's name."""
+    for message in ("it cannot", {"message": "it cannot", "extraInfo": {}}):
+        assert said(SimpleNamespace(message=message)) == "it cannot"
+    assert said(SimpleNamespace(message="", signal_name=lambda: "SIGKILL")) == "SIGKILL"
 
 
 # Refusals

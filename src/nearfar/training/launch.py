@@ -46,7 +46,7 @@ def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
             return elastic_launch(config, worker)(*arguments)[0]
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            raise RunError(f"process {rank} of {processes} ended: {_said(failure)}") from error
+            raise RunError(f"process {rank} of {processes} ended: {said(failure)}") from error
         except SignalException:  # they were told, and have saved
             return None
 
@@ -64,7 +64,7 @@ def check_devices(accelerator: str, devices: int) -> None:
         raise ConfigError(f"several devices go with accelerator cpu and gpu, not with {accelerator}")
 
 
-def _said(failure: Any) -> str:
+def said(failure: Any) -> str:
     """The last words of a process: its error, or the signal that ended it."""
     message = failure.message
     if isinstance(message, dict):
