@@ -12,6 +12,7 @@ import http.client
 import io
 import json
 import multiprocessing
+import socket
 import sys
 import tempfile
 import threading
@@ -105,12 +106,13 @@ def application(folder: Path) -> FastAPI:
 def serve(folder: Path, told: Connection) -> None:
     """The server; it tells its port."""
     config = uvicorn.Config(
-        application(folder), port=0, log_level="warning", ws="none", server_header=False, proxy_headers=False
+        application(folder), log_level="warning", ws="none", server_header=False, proxy_headers=False
     )
-    listening = config.bind_socket()
-    listening.listen(2048)
-    told.send(listening.getsockname()[1])
-    uvicorn.Server(config).run(sockets=[listening])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(2048)
+        told.send(listening.getsockname()[1])
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 Ask = Callable[[http.client.HTTPConnection, int], tuple[int, dict[str, Any]]]

@@ -22,12 +22,11 @@ def prepare(path: str) -> Any:
     """An image as the model was trained to see it: (channels, height, width)."""
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    box = (0.0, 0.0, float(image.width), float(image.height))
-    if how["crop"]:
+    if how["crop"]:  # the centre, in whole pixels
         scale = min(image.size) / how["resize"] if how["resize"] else min(image.width / width, image.height / height)
-        left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-        box = (left, top, left + width * scale, top + height * scale)
-    image = image.resize((width, height), Image.Resampling[how["interpolation"].upper()], box)
+        left, top = round((image.width - width * scale) / 2), round((image.height - height * scale) / 2)
+        image = image.crop((left, top, left + round(width * scale), top + round(height * scale)))
+    image = image.resize((width, height), Image.Resampling[how["interpolation"].upper()])
     pixels = np.asarray(image.convert("L") if channels == 1 else image, np.float32).reshape(height, width, channels)
     pixels = pixels[:, :, ::-1] if how["channels"] == "BGR" else pixels
     return ((pixels / 255 - how["mean"]) / how["std"]).transpose(2, 0, 1)

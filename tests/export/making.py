@@ -13,7 +13,7 @@ from nearfar.training.options import with_options
 from nearfar.training.runs import Run
 from tests.training.making import patterns
 
-NETWORK = {"backbone": "convnet", "options": {"width": 8}, "size": 16, "dimension": 8}
+NETWORK = {"backbone": "convnet", "options": {"width": 8}, "size": 16, "dimension": 8, "framing": "crop", "resize": 20}
 
 
 def unlike_new(model: Embedder) -> Embedder:
@@ -33,13 +33,13 @@ def unlike_new(model: Embedder) -> Embedder:
 
 
 def photos(folder: Path, classes: int = 8, each: int = 6) -> Path:
-    """Pictures in a folder for each class, named after it."""
+    """Pictures in a folder for each class, named after it. Their crop of 16 x 16 begins between two pixels."""
     table = patterns(classes=classes, each=each)
     assert table.images is not None
     for row in range(len(table)):
         path = folder / f"secret{table.label_name(row)[-1]}" / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.asarray(table.images[row])).save(path)
+        Image.fromarray(np.asarray(table.images[row])).resize((27, 20), Image.Resampling.NEAREST).save(path)
     return folder
 
 

@@ -125,7 +125,7 @@ def test_the_code_in_the_card_works(exported, run, data, monkeypatch, capsys):
     monkeypatch.chdir(exported.folder)
     exec(code.replace("model-int8", "model").replace("a.jpg", str(first)).replace("b.jpg", str(second)), {})
     a, b = run.model().embed([first, second])
-    assert float(capsys.readouterr().out) == pytest.approx(float(a @ b), abs=1e-3)
+    assert float(capsys.readouterr().out) == pytest.approx(float(a @ b), abs=5e-3)
 
 
 def test_the_example_finds_what_nearfar_finds(exported, run, data):
@@ -137,8 +137,8 @@ def test_the_example_finds_what_nearfar_finds(exported, run, data):
     found = [line.split("  ") for line in shown.splitlines()]
     assert len(found) == 10
     for (number, path), expected in zip(found, np.sort(similarities)[::-1], strict=False):
-        assert float(number) == pytest.approx(expected, abs=2e-3)
-        assert float(number) == pytest.approx(similarities[list(map(str, pictures[1:])).index(path)], abs=2e-3)
+        assert float(number) == pytest.approx(expected, abs=5e-3)
+        assert float(number) == pytest.approx(similarities[list(map(str, pictures[1:])).index(path)], abs=5e-3)
 
 
 def test_the_command(run, data, tmp_path, capsys):

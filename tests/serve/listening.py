@@ -17,7 +17,7 @@ import uvicorn
 @contextlib.contextmanager
 def listening(app) -> Iterator[tuple[str, int]]:
     """Its address, while the block lasts."""
-    with socket.socket() as taken:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as taken:
         taken.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none", proxy_headers=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)

@@ -16,7 +16,7 @@ BROWSER = os.environ.get("NEARFAR_BROWSER") or next(
 )
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
-PATIENCE = 15_000  # ms, for machines that are busy
+PATIENCE = 30_000  # ms, for machines that are busy
 NO_OVERFLOW = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 CONTRAST = """() => {
   // The least contrast of all text to what is behind it, by WCAG; colours as the browser computes them.
@@ -135,6 +135,15 @@ def test_upload_slider_and_both_runs(opened, server, glyph_folder) -> None:
     page.get_by_role("button", name="Side by side").click()
     page.wait_for_selector(".column[data-run=a] .card[data-similarity]")
     assert page.locator(".column").count() == 2
+
+
+def test_a_picture_while_the_examples_are_still_read(opened, server, glyph_folder) -> None:
+    """What was asked before is forgotten, however far its answer had come."""
+    page, _, _ = opened
+    for path in sorted(glyph_folder.rglob("*.png"))[:30]:
+        at(page, server, "#/search")
+        page.set_input_files("#file", str(path))
+        page.wait_for_selector(".column[data-run=a] .card[data-similarity]")
 
 
 def test_what_is_no_picture_is_told(opened, server, tmp_path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from nearfar.cli import main
 from nearfar.retrieval.index import open_index
+from nearfar.serve import start
 from nearfar.serve.gallery import key_of
 from nearfar.serve.limits import Limits
 from nearfar.serve.start import Options, evaluated_of, serve
@@ -134,3 +135,9 @@ def test_another_models_index_is_refused(glyph_runs, capsys, tmp_path) -> None:
         change.put(["x"], np.ones((1, 8), np.float32), ["y"])
     assert main(["serve", str(glyph_runs[0]), "--index", str(tmp_path / "other"), "--port", "0"]) == 2
     assert "was made with another model" in capsys.readouterr().err
+
+
+def test_answers_are_sent_at_once() -> None:
+    """asyncio turns Nagle's algorithm off for sockets that name their protocol alone: else each takes 40 ms more."""
+    with start._listen("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP

@@ -30,16 +30,16 @@ def steps(transform: EvalTransform) -> list[str]:
     """The preparation of an image in words, to be followed in this order.
 
     >>> steps(EvalTransform(224, 256))[1]
-    'cut out the centre: 224/256 of the shorter side high, 224/256 of it wide'
+    'cut out the centre, in whole pixels: 224/256 of the shorter side high, 224/256 of it wide'
     """
     height, width = transform.height_width
     if not transform.crop:
         cut = "take the whole image"
     elif transform.resize is None:
-        cut = f"cut out the largest box of {width} : {height} (width : height) around the centre"
+        cut = f"cut out the largest box of {width} : {height} (width : height) around the centre, in whole pixels"
     else:
         cut = (
-            f"cut out the centre: {height}/{transform.resize} of the shorter side high, "
+            f"cut out the centre, in whole pixels: {height}/{transform.resize} of the shorter side high, "
             f"{width}/{transform.resize} of it wide"
         )
     colours = {"RGB": "red, green, blue", "BGR": "blue, green, red", "L": "grey (ITU-R BT.601)"}[transform.channels]

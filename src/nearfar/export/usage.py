@@ -46,9 +46,9 @@ print({compare})    # {meaning}
 _STRETCH = "    image = image.resize(({width}, {height}), Image.Resampling.{filter})"
 _CROP = """\
     scale = {scale}
-    w, h = {width} * scale, {height} * scale
-    left, top = (image.width - w) / 2, (image.height - h) / 2
-    image = image.resize(({width}, {height}), Image.Resampling.{filter}, box=(left, top, left + w, top + h))"""
+    left, top = round((image.width - {width} * scale) / 2), round((image.height - {height} * scale) / 2)
+    image = image.crop((left, top, left + round({width} * scale), top + round({height} * scale)))
+    image = image.resize(({width}, {height}), Image.Resampling.{filter})"""
 
 _TORCHSCRIPT = """\
 A program of TorchScript's: load it only where you trust whoever made it.

@@ -60,14 +60,16 @@ class Catalogue:
     rows: dict[str, range]
 
     @classmethod
-    def of(cls, index: Index) -> "Catalogue":
-        """What an index holds now."""
-        pairs = [(readable(item.label), item.id) for item in index.listed()]
+    def of(cls, index: Index, before: "Catalogue | None" = None) -> "Catalogue":
+        """What an index holds now; `before` spares the keys that are known from being made again."""
+        shown = _Readable()
+        pairs = [(shown[item.label], item.id) for item in index.listed()]
         names = tuple(sorted({label for label, _ in pairs if label}, key=_natural))
         number = {name: place for place, name in enumerate(names)} | {"": len(names)}
         pairs.sort(key=lambda pair: (number[pair[0]], pair[1]))
         ids = tuple(image for _, image in pairs)
-        keys = tuple(map(key_of, ids))
+        known = {} if before is None else dict(zip(before.ids, before.keys, strict=True))
+        keys = tuple(known[image] if image in known else key_of(image) for image in ids)
         labels = np.array([number[label] for label, _ in pairs], np.int64)
         ends = np.searchsorted(labels, np.arange(len(names) + 1)).tolist()
         labels[labels == len(names)] = UNLABELLED
@@ -78,6 +80,14 @@ class Catalogue:
         """The class of a row."""
         place = int(self.labels[row])
         return None if place == UNLABELLED else self.names[place]
+
+
+class _Readable(dict[str, str]):
+    """Names as they can be shown, each made once."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = made = readable(name)
+        return made
 
 
 def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
@@ -110,7 +120,7 @@ class Gallery:
         if time.monotonic() - self._looked > LOOK_EVERY and self._looking.acquire(blocking=False):
             try:
                 if self.index.refresh():
-                    self._catalogue = Catalogue.of(self.index)
+                    self._catalogue = Catalogue.of(self.index, self._catalogue)
                 self._looked = time.monotonic()
             finally:
                 self._looking.release()
@@ -183,7 +193,7 @@ class Gallery:
                 if new:
                     Path(image).unlink(missing_ok=True)
                 raise
-            self._catalogue = Catalogue.of(self.index)
+            self._catalogue = Catalogue.of(self.index, self._catalogue)
         return image
 
     def remove(self, image: str) -> None:
@@ -192,7 +202,7 @@ class Gallery:
             with self.index.change() as change:
                 if not change.remove([image]):
                     raise UnknownItemError(image)
-            self._catalogue = Catalogue.of(self.index)
+            self._catalogue = Catalogue.of(self.index, self._catalogue)
             if self._is_added(image):
                 Path(image).unlink(missing_ok=True)
         with self._keeping:

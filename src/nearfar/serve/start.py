@@ -179,9 +179,10 @@ def _token() -> str:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, address = found[0]
+        family, kind, protocol, _, address = found[0]
         with contextlib.ExitStack() as unless_it_works:
-            listening = unless_it_works.enter_context(socket.socket(family, kind))
+            # With its protocol named: else asyncio leaves Nagle's algorithm on, and every answer takes 40 ms more.
+            listening = unless_it_works.enter_context(socket.socket(family, kind, protocol))
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             unless_it_works.pop_all()

@@ -29,6 +29,7 @@ async function ask(path, parameters, options = {}, patience = 3) {
     return ask(path, parameters, options, patience - 1);
   }
   const content = answer.status === 204 ? null : await answer.json().catch(() => null);
+  options.signal?.throwIfAborted(); // also while the answer was read, which then is not JSON
   if (!answer.ok) throw new Problem(answer.status, content?.detail ?? `The server answered ${answer.status}.`);
   return content;
 }
