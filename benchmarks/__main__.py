@@ -85,6 +85,8 @@ def parser() -> argparse.ArgumentParser:
     search.add_argument("--rounds", type=int, default=3, metavar="N", help="(3)")
     search.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/search.csv")
 
+    commands.add_parser("parity", help="every trunk as ONNX and TorchScript against PyTorch, for docs/export.md")
+
     serving = commands.add_parser("serving", help="requests to nearfar serve, over loopback")
     serving.add_argument("--gallery", type=int, default=100_000, metavar="N", help="images (100,000)")
     serving.add_argument("--requests", type=int, default=100, metavar="N", help="of each kind (100)")
@@ -176,6 +178,10 @@ def main(arguments: list[str] | None = None) -> int:
         stored = search.CSV if options.gallery == 100_000 and options.dimension == 512 else None
         search.measure(options.kind, options.gallery, options.dimension, options.rounds, options.out or stored)
         return 0
+    if options.command == "parity":
+        from benchmarks import parity  # onnx is needed here alone
+
+        return parity.write()
     if options.command == "serving":
         from benchmarks import serving  # FastAPI is needed here alone
 
