@@ -19,7 +19,7 @@ from nearfar.compare.spaces import read_contestant
 from nearfar.report import style
 from nearfar.studies.heads import STEPS, Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
-from nearfar.studies.sweep import Row, as_good, best, draw_lines, listed, over_seeds, per_cent
+from nearfar.studies.sweep import Row, as_good, best, draw_lines, listed, name_lines, over_seeds, per_cent
 from nearfar.training.config import SamplerConfig, TrainConfig, option
 from nearfar.training.defaults import compares_samples
 from nearfar.training.options import ConfigError
@@ -96,14 +96,14 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 
 def draw(rows: list[Row], before: float) -> Figure:
     """Recall@1 by size, a panel for each budget."""
-    with style.figure(8.0, 3.3) as drawn:
+    with style.figure(8.0, 3.6) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
         for axes, budget in zip(panels, (SAME_STEPS, SAME_IMAGES), strict=True):
             own = [row for row in rows if row["budget"] == budget]
             draw_lines(axes, own, "size", "loss", METRIC, before=before)
             axes.set(xlabel="images in a batch", title=budget)
         panels[1].set(ylabel="")
-        panels[0].legend(loc="best")
+        name_lines(drawn, panels[0])
     return drawn
 
 

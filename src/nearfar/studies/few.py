@@ -19,7 +19,7 @@ from nearfar.compare.spaces import read_contestant
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured, measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
-from nearfar.studies.sweep import Row, as_good, draw_lines, one, over_seeds, per_cent
+from nearfar.studies.sweep import Row, as_good, draw_lines, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import SamplerConfig, option
 from nearfar.training.options import ConfigError
 
@@ -110,11 +110,11 @@ def smaller_groups(sampler: SamplerConfig, samples: int, classes: int) -> Sample
 
 def draw(rows: list[Row]) -> Figure:
     """Recall@1 by the number of samples."""
-    with style.figure(5.0, 3.4) as drawn:
+    with style.figure(5.0, 3.8) as drawn:
         axes = drawn.subplots()
         draw_lines(axes, rows, "samples", "loss", METRIC, spread=np.log2, shown=lambda n: f"{n:g}")
         axes.set(xlabel="images of each training class")
-        axes.legend(loc="best")
+        name_lines(drawn, axes, columns=2)
     return drawn
 
 

@@ -26,7 +26,7 @@ from nearfar.models.hashing import HashingPenalty
 from nearfar.report import style
 from nearfar.studies.heads import Embeddings, Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
-from nearfar.studies.sweep import Row, draw_lines, one, over_seeds, per_cent
+from nearfar.studies.sweep import Row, draw_lines, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import option
 from nearfar.training.measure import measure as measure_floats
 from nearfar.training.options import ConfigError
@@ -130,13 +130,13 @@ def _with_signs(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def draw(rows: list[Row]) -> Figure:
     """MAP@R by the numbers of the embedding, and by its bytes."""
-    with style.figure(8.0, 3.3) as drawn:
+    with style.figure(8.0, 3.6) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
         for axes, x, words in zip(panels, ("bits", "bytes"), ("numbers or bits", "bytes of an embedding"), strict=True):
             draw_lines(axes, rows, x, "embedding", METRIC, spread=np.log2)
             axes.set(xlabel=words)
         panels[1].set(ylabel="")
-        panels[0].legend(loc="best")
+        name_lines(drawn, panels[0], columns=4)
     return drawn
 
 

@@ -20,7 +20,7 @@ from nearfar.compare.spaces import has_proxies, read_contestant
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
-from nearfar.studies.sweep import Row, draw_lines, one, over_seeds, per_cent
+from nearfar.studies.sweep import Row, draw_lines, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import option
 from nearfar.training.options import ConfigError
 
@@ -98,11 +98,11 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 
 def draw(rows: list[Row], before: float) -> Figure:
     """Recall@1 by the share."""
-    with style.figure(5.0, 3.4) as drawn:
+    with style.figure(5.0, 3.8) as drawn:
         axes = drawn.subplots()
         draw_lines(axes, rows, "share", "loss", METRIC, before=before, shown=lambda share: f"{100 * share:g} %")
         axes.set(xlabel="training images with a wrong label")
-        axes.legend(loc="best")
+        name_lines(drawn, axes, columns=2)
     return drawn
 
 

@@ -23,7 +23,7 @@ from nearfar.compare.ground import Fold
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
-from nearfar.studies.sweep import Row, best, draw_lines, one, over_seeds, per_cent
+from nearfar.studies.sweep import Row, best, draw_lines, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import LossConfig, SamplerConfig, option
 from nearfar.training.options import ConfigError, nearest
 
@@ -111,14 +111,14 @@ def fewer_classes(sampler: SamplerConfig, classes: int) -> SamplerConfig:
 
 def draw(rows: list[Row], before: float, options: Options) -> Figure:
     """Recall@1 by the number of proxies, a panel for each number of classes joined."""
-    with style.figure(4.0 * len(options.joined), 3.3) as drawn:
+    with style.figure(4.0 * len(options.joined), 3.6) as drawn:
         panels = drawn.subplots(1, len(options.joined), sharey=True, squeeze=False)[0]
         for axes, count in zip(panels, options.joined, strict=True):
             own = [row for row in rows if row["joined"] == count]
             draw_lines(axes, own, "proxies", "loss", METRIC, before=before, spread=np.log2)
             axes.set(xlabel="proxies of every class", ylabel="", title=_panel(count))
         panels[0].set(ylabel="Recall@1 in %")
-        panels[0].legend(loc="best")
+        name_lines(drawn, panels[0])
     return drawn
 
 

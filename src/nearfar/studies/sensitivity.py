@@ -25,7 +25,7 @@ from nearfar.compare.spaces import read_contestant
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
-from nearfar.studies.sweep import Row, as_good, best, draw_lines, draw_map, listed, over_seeds, per_cent
+from nearfar.studies.sweep import Row, as_good, best, draw_lines, draw_map, listed, name_lines, over_seeds, per_cent
 from nearfar.training.config import LossConfig, option
 from nearfar.training.options import ConfigError, nearest
 
@@ -149,12 +149,12 @@ def draw(part: str, rows: Sequence[Row], before: float) -> Figure:
             axes.set(xlabel=LETTERS[x], ylabel=LETTERS[y], title=f"{rows[0]['loss']}: Recall@1 in %")
         return drawn
     x, words = ("gamma", "scale γ") if part == "scale" else ("dimension", "dimension of the embedding")
-    with style.figure(4.6, 3.3) as drawn:
+    with style.figure(4.6, 3.7) as drawn:
         axes = drawn.subplots()
         # Before training, other dimensions start elsewhere.
         draw_lines(axes, rows, x, "loss", METRIC, before=before if part == "scale" else None, spread=math.log2)
         axes.set(xlabel=words)
-        axes.legend(loc="best")
+        name_lines(drawn, axes, columns=2)
     return drawn
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from nearfar.compare.statistics import half_width
@@ -90,6 +91,11 @@ def draw_lines(
     axes.set_xticks([place(mark) for mark in marks], [shown(mark) for mark in marks])
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set(ylabel=f"{metric_name(metric)} in %")
+
+
+def name_lines(figure: Figure, axes: Axes, columns: int = 3) -> None:
+    """The lines' names below all panels, where they hide nothing."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 
 def draw_map(
