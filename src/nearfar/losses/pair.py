@@ -217,7 +217,8 @@ class NPairsLoss(Loss):
         own = ClassPairs.to_classes(torch.arange(len(first), device=first.device), len(first))
         if not self.any_row_counts(own, "both"):
             return self.zero(embeddings, shape=(len(embeddings),) if self.reduction == "none" else ())
-        rows, columns = embeddings.index_select(0, anchors), embeddings.index_select(0, positives)
+        # One selection, and so one gradient of the batch's size.
+        rows, columns = embeddings.index_select(0, torch.cat([anchors, positives])).chunk(2)
         # Of one positive, its own term is the row's loss.
         spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
         loss = self.evaluate(spec, own, rows, columns, row_weight=weight)
