@@ -38,8 +38,8 @@ coverage: $(READY) ## which lines and branches the tests reach
 package: $(READY) ## wheel and sdist, in dist/
 	$(BIN)/python -m build --no-isolation
 
-check-all: test package docs ## everything: the tests, the long ones too, the package, the site, and the speed
-	NEARFAR_LONG=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m long
+check-all: lint package docs ## everything: the tests in their long form, the package, the site, and the speed
+	NEARFAR_LONG=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 	$(MAKE) bench-check
 
 bench-check: $(READY) ## compare the losses' speed with the stored ratios; on a quiet machine

@@ -84,7 +84,8 @@ def test_nothing_heavy_is_loaded_to_start() -> None:
         (["train", "--recipe", "a", "--config", "b"], "not both"),
         (["train", "--resume", "x", "--epochs", "3"], "takes no other options"),
         (["train", "x", "--data.path", "y"], "give one of them"),
-        (["evaluate", "no/run"], "there is no configuration no/run"),
+        (["evaluate", "no/run"], "there is no run no/run: give a folder that nearfar train left"),
+        (["search", "no/run", "x.jpg"], "there is no run no/run: give a folder that nearfar train left"),
         (["losses", "Circle"], "did you mean CircleLoss"),
         (["doctor", "--run", "x", "--epochs", "3"], "give nothing else"),
     ],
@@ -148,9 +149,16 @@ def test_from_a_folder_to_a_measured_model(photos: Path, tmp_path: Path, capsys:
     assert call("evaluate", str(out), str(photos), "--ci", "--ks", "1", "3") == 0
     assert "recall@3" in capsys.readouterr().out
     assert call("train", str(photos), *NETWORK, "--out", str(out)) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "holds a run already: choose another --out" in capsys.readouterr().err
     call("doctor", "--run", str(out))
     assert "positive pairs" in capsys.readouterr().out
+
+
+def test_compare_helps_with_options_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("compare", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--losses NAME" in shown and "--batch_size" in shown and shown.count("--out ") == 1
+    assert not any(f"  {name} " in shown for name in ("--loss", "--lr", "--optimiser.proxies", "--loss.weight"))
 
 
 def test_doctor_sees_a_bad_batch(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +166,7 @@ def test_doctor_sees_a_bad_batch(photos: Path, capsys: pytest.CaptureFixture[str
     assert call(*words, "--k", "12") == 1  # of six images
     shown = capsys.readouterr().out
     assert "6 classes" in shown.splitlines()[0]  # 8 train, 2 of them held out
+    assert shown.count("no split is given: the first 8 classes") == 1
     assert "\n! 24 of 24 samples have an exact copy of their class in the batch" in shown
 
 

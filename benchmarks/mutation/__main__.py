@@ -13,7 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"{' '.join(SUBJECTS)} (all)")
     parser.add_argument("--number", type=int, default=10, metavar="N", help="mutants of a file (10)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="files with this in their names")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="files with one of these in their names"
+    )
     parser.add_argument("--reach", type=Path, metavar="FOLDER", help="keep here which tests reach which lines")
     parser.add_argument("--out", type=Path, default=CSV, metavar="CSV", help="(benchmarks/results/mutation.csv)")
     options = parser.parse_args(arguments)

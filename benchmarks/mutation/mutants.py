@@ -76,7 +76,7 @@ def mutate(source: str, mutant: Mutant) -> ast.Module:
     tree = ast.parse(source)
     target = list(ast.walk(tree))[mutant.node]
     _, after = list(_changes(target))[mutant.change]
-    tree = _Replace(target, after).visit(tree)
+    _Replace(target, after).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
@@ -136,7 +136,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | as
         yield node, ast.Pass()
 
 
-def _other_constants(value: object) -> list[object]:
+def _other_constants(value: object) -> list[bool | int | float]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):

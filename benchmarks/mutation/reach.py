@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from benchmarks.mutation.trial import forked, run_pytest
 
 @dataclass(frozen=True)
 class Reach:
-    """The tests that reach every line, and how many seconds each took when it was traced."""
+    """The tests that reach every line, and how many seconds of the processor each took when it was traced."""
 
     tests: list[str]
     seconds: list[float]
@@ -63,23 +64,19 @@ class Reach:
 
 
 class _Tracing:
-    """A pytest plugin: coverage learns which test is running, and the clock how long it takes."""
+    """A pytest plugin that tells coverage which test is running, and notes how long it takes."""
 
     def __init__(self, coverage: Coverage):
         self.coverage = coverage
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.failed: list[str] = []
+        self.seconds: dict[str, float] = {}
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        start = time.process_time()
         self.coverage.switch_context(item.nodeid)
         yield
         self.coverage.switch_context("")
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
-        if report.failed:
-            self.failed.append(report.nodeid)
+        self.seconds[item.nodeid] = time.process_time() - start
 
 
 def trace(root: Path, sources: list[str], arguments: list[str], place: Path) -> Reach:

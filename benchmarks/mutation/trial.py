@@ -3,6 +3,7 @@
 import ast
 import importlib.abc
 import importlib.machinery
+import math
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from types import CodeType, ModuleType
 import pytest
 
 MEMORY = 12 * 2**30  # of a trial: a fault may make it ask for more and more
+WAITING = 10  # a process that waits for something is given so many times its seconds
 # What `forked` returns if the process takes too long, dies of a signal, or fails outside pytest.
 TIMEOUT, CRASHED, BROKEN = -1, -2, 70
 
@@ -62,8 +64,9 @@ class _Chosen:
 
 
 def run_pytest(arguments: Sequence[str], *plugins: object) -> int:
-    """Pytest in this process, on its own and one after the other; its exit code."""
-    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+    """Pytest in this process, on its own and without other packages' plugins; its exit code."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading them takes longer than most trials
+    options = ["-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
     return int(pytest.main([*options, *arguments], plugins=list(plugins)))
 
 
@@ -82,7 +85,11 @@ def try_mutant(module: str, path: Path, tree: ast.Module, tests: Sequence[str], 
 
 
 def forked(function: Callable[[], int], seconds: float, quiet: bool = True) -> int:
-    """What the function returns, called in a forked process; TIMEOUT if it takes too long, CRASHED if it was killed."""
+    """What the function returns, called in a forked process.
+
+    TIMEOUT if it takes more than so many seconds of the processor (a busy machine is no fault), or many times as long
+    without; CRASHED if a signal ended it.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
@@ -90,6 +97,7 @@ def forked(function: Callable[[], int], seconds: float, quiet: bool = True) -> i
         code = BROKEN
         try:
             os.setpgid(0, 0)  # so that what the tests start ends with them
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 5))
             if quiet:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, 1)
@@ -99,11 +107,13 @@ def forked(function: Callable[[], int], seconds: float, quiet: bool = True) -> i
             traceback.print_exc()
         finally:
             os._exit(code)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WAITING * seconds
     while time.monotonic() < end:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
-            code = os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else CRASHED
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                return TIMEOUT if -code == signal.SIGXCPU else CRASHED
             if code == BROKEN:
                 raise RuntimeError("a trial failed outside pytest: this is no verdict")
             return code

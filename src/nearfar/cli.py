@@ -1,5 +1,6 @@
 """`nearfar`: the command line. Every command is a module of `nearfar.commands`, loaded when it is called."""
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -26,6 +27,18 @@ COMMANDS = {
     "recipes": "list the papers' protocols, for nearfar train --recipe",
     "completion": "a script that lets the shell complete commands, options, losses and recipes",
     "env": "versions and machine, for reports",
+}
+
+# Where a command needs packages of another extra than training.
+EXTRAS = {
+    "compare": "compare",
+    "study": "compare",
+    "export": "export",
+    "embed": "retrieval",
+    "index": "retrieval",
+    "search": "retrieval",
+    "duplicates": "retrieval",
+    "serve": "serve",
 }
 
 
@@ -58,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ImportError, RuntimeError) as error:  # what a user can mend; a bug shows its traceback
-        if not _explains_itself(error):
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        said = _explained(name, error)
+        if said is None:  # what a user cannot mend: a bug shows its traceback
             raise
-        print(f"nearfar {name}: {error}", file=sys.stderr)
+        print(f"nearfar {name}: {said}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         print(f"nearfar {name}: interrupted", file=sys.stderr)
@@ -69,15 +83,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _explains_itself(error: Exception) -> bool:
-    """Whether the message is written for the user: by nearfar, or by the system about a file."""
-    if isinstance(error, OSError):
-        return True
+def _explained(name: str, error: Exception) -> str | None:
+    """What to say of an error where the message is written for the user, by nearfar or by the system about a file, or
+    memory has run out; None where it is a bug.
+    """
+    if _is_ours(type(error).__module__):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
+        return f"{error}: pip install 'nearfar[{EXTRAS.get(name, 'training')}]'"
+    with contextlib.suppress(ImportError):  # of what embeds and trains
+        from nearfar.training.exhausted import advice_to, out_of_memory
+
+        if out_of_memory(error):
+            return advice_to(name, error)
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
-    return raised_in.partition(".")[0] == "nearfar"
+    raised_here = trace is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", ""))
+    return str(error) if raised_here or isinstance(error, OSError) else None
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "nearfar"
 
 
 if __name__ == "__main__":

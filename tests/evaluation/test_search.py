@@ -177,11 +177,16 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 )
 def test_progress_adds_up(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
+    totals: list[int] = []
+    start = progress.Progress.__init__
+    monkeypatch.setattr(
+        progress.Progress, "__init__", lambda self, total, *rest: (totals.append(total), start(self, total, *rest))[1]
+    )
     monkeypatch.setattr(progress.Progress, "__call__", lambda self, amount: told.append(amount))
     labels = LABELS.copy()
     labels[:3] = [1001, 1002, 1003]  # who have no match are done at once
     retrieval_metrics(X, labels, **options)
-    assert sum(told) == 400 * 400
+    assert sum(told) == sum(totals) == 400 * 400
 
 
 @pytest.mark.parametrize(

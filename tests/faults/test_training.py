@@ -1,10 +1,7 @@
 """Training that is killed, or finds the disk full, at any change of a file, loses nothing."""
 
-import os
-import random
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +10,11 @@ from safetensors.numpy import load_file
 
 from nearfar.data import Pixels
 from nearfar.training.runs import Run
-from tests.faults.crash import Crasher, How
+from tests.faults.crash import FAULTS, LONG, WORDS_OF, Crasher, How, points
 from tests.training.making import SMALL, patterns
 
-POINTS = 10**9 if os.environ.get("NEARFAR_LONG") else 4  # crashes of each kind
-
-
-@pytest.fixture(scope="module")
-def crasher() -> Iterator[Crasher]:
-    process = Crasher()
-    yield process
-    process.close()
+FEW = 2  # crashes of each kind
+PARTS = 5 if LONG else 1
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +37,9 @@ def words(data: Path, out: Path) -> list[str]:
 def whole(crasher: Crasher, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A run that nothing happened to, and how many changes of files it took."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    code, changes = crasher.run(words(data, folder), folder)
-    assert code == 0
-    return folder, changes
+    outcome = crasher.run(words(data, folder), folder)
+    assert outcome.code == 0, outcome.said
+    return folder, outcome.changes
 
 
 def same(one: Path, other: Path) -> None:
@@ -61,25 +52,32 @@ def same(one: Path, other: Path) -> None:
     assert len((one / "curves.csv").read_text().splitlines()) == len((other / "curves.csv").read_text().splitlines())
 
 
-@pytest.mark.parametrize("how", ["kill", "full"])
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("how", FAULTS)
 def test_a_run_goes_on_to_the_same_end(
-    how: How, crasher: Crasher, data: Path, whole: tuple[Path, int], tmp_path: Path
+    how: How, part: int, crasher: Crasher, data: Path, whole: tuple[Path, int], tmp_path: Path
 ) -> None:
     finished, changes = whole
-    points = random.Random(0).sample(range(1, changes + 1), min(POINTS, changes))
-    for at in points:
+    for at in points(changes, FEW, how)[part::PARTS]:
         folder = tmp_path / f"{how}-{at}"
-        code, _ = crasher.run(words(data, folder), folder, at, how)
+        outcome = crasher.run(words(data, folder), folder, at, how)
+        where = f"{how} at change {at}: {outcome}"
         complete = (folder / "config.yaml").exists() and Run(folder).finished  # but for its report
-        expected = {-signal.SIGKILL} if how == "kill" else {0, 2} if complete else {2}
-        assert code in expected, f"{how} at change {at}"
+        if how == "kill":
+            assert outcome.code == -signal.SIGKILL, where
+        else:
+            assert outcome.code in ({0, 2} if complete else {2}), where
+            assert "Traceback" not in outcome.said, where
+            if outcome.code or not (folder / "report.html").is_file():
+                assert any(word in outcome.said for word in (*WORDS_OF.values(), "the disk is full")), where
         if complete:
-            code, _ = crasher.run(["report", str(folder)], folder)
+            again = crasher.run(["report", str(folder)], folder)
         elif (folder / "config.yaml").exists():
-            code, _ = crasher.run(["train", "--resume", str(folder), "--quiet"], folder)
+            assert how == "kill" or not (folder / "checkpoints").exists() or "--resume" in outcome.said, where
+            again = crasher.run(["train", "--resume", str(folder), "--quiet"], folder)
         else:  # it had not begun: once more
             shutil.rmtree(folder, ignore_errors=True)
-            code, _ = crasher.run(words(data, folder), folder)
-        assert code == 0, f"going on after {how} at change {at}"
+            again = crasher.run(words(data, folder), folder)
+        assert again.code == 0, f"going on after {where}: {again}"
         same(folder, finished)
         shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from nearfar import losses
@@ -76,3 +77,15 @@ def test_running_statistics_move_in_training_only() -> None:
     with torch.no_grad():
         ada.train()(x, labels)
     torch.testing.assert_close(ada.state_dict(), state)
+
+
+def test_what_centres_refuse() -> None:
+    with pytest.raises(ValueError, match="num_classes must be a positive number, not 0"):
+        losses.CenterLoss(0, SIZE)
+    with pytest.raises(ValueError, match="embedding_size must be a positive number, not 0"):
+        losses.CenterLoss(4, 0)
+    with pytest.raises(ValueError, match="alpha is how far the centres follow, between 0 and 1, not 1.1"):
+        losses.CenterLoss(4, SIZE, alpha=1.1)
+    loss = losses.SubCenterArcFaceLoss(2, SIZE)
+    with pytest.raises(ValueError, match=r"if these are degrees, threshold=math.radians\(75\) is 1.309"):
+        loss.get_outliers(torch.randn(3, SIZE), torch.tensor([0, 1, 1]), threshold=75)

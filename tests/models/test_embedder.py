@@ -538,3 +538,9 @@ def test_imports_are_quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         import nearfar.models  # noqa: F401
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems have other permissions")
+def test_a_model_is_as_readable_as_other_new_files(tmp_path):
+    (tmp_path / "other").touch()
+    assert small().save(tmp_path).stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -157,6 +157,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "class vectors                                                0.800" in shown
     assert "100,000,000 classes" in shown and shown.rstrip().endswith("It fits.")
+    assert main(["plan", "--classes", "100e6", "--world", "256"]) == 0  # these are the defaults
+    assert capsys.readouterr().out == shown
     assert main([*words, "--replicated"]) == 1
     shown = capsys.readouterr().out
     assert "It does not fit" in shown and "shard the class vectors" in shown and "409.600" in shown

@@ -166,8 +166,14 @@ def test_the_nearest_are_those_the_model_finds_most_similar(pictures: Path, tmp_
         search(index, Encoder(embedder(1)), [query])
     with pytest.raises(WrongModelError):
         add_images(index, Encoder(embedder(1)), open_gallery([pictures]))
-    with pytest.raises(BrokenImageError, match="no such file"):
+    with pytest.raises(BrokenImageError, match=r"missing\.png: no such file$"):
         search(index, encoder, [tmp_path / "missing.png"])
+
+
+def test_a_model_of_features_embeds_no_images(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {backbone: features}", encoding="utf-8")
+    with pytest.raises(RetrievalError, match="was trained on features, and has no trunk"):
+        Encoder.of_run(tmp_path)
 
 
 # Thresholds
@@ -284,7 +290,9 @@ def test_index_search_and_embed_from_the_command_line(
     first = said("index", folder)
     assert "32 images (exact, cosines)\n32 embedded, 0 unchanged" in first and "from a similarity of 0.600 on" in first
     assert "0 embedded, 32 unchanged" in said("index", folder)
-    assert f"2 found\n    1  1.0000  pattern 3                 {query}" in said("search", folder, query, "--k", "2")
+    listed = said("search", folder, query, "--k", "2")
+    assert f"2 found\n    1  1.0000  pattern 3                 {query}" in listed
+    assert "\ntwo images count as the same from a similarity of 0.600 on" in listed
     page = (tmp_path / "run" / "search.html").read_text(encoding="utf-8")
     assert page.count("data:image/webp") == 3 and "012.png: 2 found" in page
     found = json.loads(said("search", folder, query, "--k", "32", "--threshold", "calibrated", "--json"))

@@ -11,6 +11,7 @@ import nearfar
 from nearfar.data import open as open_data
 from nearfar.models import Embedder
 from nearfar.training.evaluate import evaluate
+from nearfar.training.finish import report
 from nearfar.training.options import ConfigError
 
 OPTIONS = {"dimension": 8, "batch_size": 32, "epochs": 3, "quiet": True, "accelerator": "cpu"}
@@ -28,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_head_learns_what_matters(data: Path, tmp_path: Path) -> None:
+def test_a_head_learns_what_matters(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = nearfar.train(data, out=tmp_path / "run", loss="CircleLoss", **OPTIONS | {"epochs": 30})
     before, after = run.metrics["before"]["map@r"], run.metrics["after"]["map@r"]
     assert after > before + 0.05
@@ -44,6 +45,10 @@ def test_a_head_learns_what_matters(data: Path, tmp_path: Path) -> None:
     by_hand = functional.normalize(torch.from_numpy(np.asarray(test.features)) @ weight.T + bias)
     torch.testing.assert_close(found, by_hand, atol=1e-5, rtol=1e-4)
     assert evaluate(run.folder)["map@r"] == pytest.approx(after)
+    report(run)
+    told = capsys.readouterr().out
+    assert told.startswith("unseen classes of sounds.npz (test)\n") and ".embed(features)" in told
+    assert "nearfar evaluate" in told and "nearfar serve" not in told  # there are no images to show
 
 
 def test_features_of_another_encoder_are_refused(data: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The configuration: read, written, changed; misspelt and wrong values are refused with the nearest right name."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import yaml
 
 from nearfar.commands.words import options_help, parse
 from nearfar.training.config import DataConfig, LossConfig, ModelConfig, TrainConfig
+from nearfar.training.defaults import resolve
 from nearfar.training.options import (
     ConfigError,
     all_options,
@@ -18,6 +20,7 @@ from nearfar.training.options import (
     to_yaml,
     with_options,
 )
+from tests.training.making import patterns
 
 EXAMPLE = TrainConfig(
     data=DataConfig("photos", size=(256, 128), crop_area=(0.5, 1.0)),
@@ -175,3 +178,14 @@ def test_words() -> None:
 def test_help_names_every_option() -> None:
     text = options_help()
     assert all(f"--{option.short or option.name}" in text for option in all_options())
+
+
+@pytest.mark.parametrize("name", ["model.dimension", "epochs", "data.flip", "data.pad"])
+@pytest.mark.parametrize(("data", "told"), [("photos", r"default: ([\d.]+)"), ("glyphs", r"of glyphs ([\d.]+)")])
+def test_help_tells_the_defaults_that_are_taken(name: str, data: str, told: str) -> None:
+    found: object = resolve(TrainConfig(), replace(patterns(4, 2), name=data))
+    for part in name.split("."):
+        found = getattr(found, part)
+    help_text = next(option.help for option in all_options() if option.name == name)
+    number = re.search(told, help_text)
+    assert number is not None and float(number[1]) == found

@@ -56,6 +56,12 @@ def test_no_validation() -> None:
     assert "no validation: the last epoch is kept" in parts.notes
 
 
+def test_too_few_images_for_validation() -> None:
+    parts = split(halves(2, 6, given=False), DataConfig(), 0)
+    assert parts.val is None and len(parts.train) == 8
+    assert "too few images to hold some out for validation: the last epoch is kept" in parts.notes
+
+
 def test_few_classes_without_a_split_are_split_by_image() -> None:
     parts = split(halves(4, 20, given=False), DataConfig(validation=0.2), 0)
     assert not parts.open_set
@@ -83,6 +89,8 @@ def test_by_choice() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="no rows to train on, only test"):
         split(table([0, 0], ["test", "test"]), DataConfig(), 0)
+    with pytest.raises(ConfigError, match="has no classes to learn from: put the images of each class into a folder"):
+        split(table([-1, -1], ["test", "test"]), DataConfig(), 0)
     with pytest.raises(ConfigError, match="validation is a share"):
         split(halves(8, 2, given=True), DataConfig(validation=1.5), 0)
 

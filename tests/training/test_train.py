@@ -221,6 +221,19 @@ def test_refusals(tmp_path: Path, options: dict, message: str) -> None:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("options", [{"loss": "CircleLoss", "k": 1}, {"max_steps": 0}])
+def test_refusals_come_before_the_features_of_a_frozen_trunk(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(*_: object, **__: object) -> None:
+        raise AssertionError("features are computed")
+
+    monkeypatch.setattr("nearfar.training.data.cached_features", compute)
+    config = with_options(TrainConfig(), {"backbone": "efficientnet-lite0", "size": 32, "dimension": 8, "freeze": True})
+    with pytest.raises(AssertionError, match="features are computed"):
+        prepare(config, TABLE)
+    with pytest.raises(ValueError, match=r"makes no positive pairs|leave nothing to train"):
+        prepare(with_options(config, options), TABLE)
+
+
 def test_a_parameter_in_no_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = learner.parameter_groups
     monkeypatch.setattr(
@@ -244,8 +257,10 @@ def test_folders_are_not_written_over(tmp_path: Path) -> None:
         train(TABLE, resume=run.folder)
     with pytest.raises(ConfigError, match="takes no other options"):
         train(TABLE, resume=run.folder, epochs=3)
-    with pytest.raises(ConfigError, match="there is no configuration"):
+    with pytest.raises(ConfigError, match=r"there is no run .*none: give a folder that nearfar train left"):
         train(resume=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"is no run, it has no config\.yaml"):
+        train(resume=tmp_path)
 
 
 # Stops

@@ -18,6 +18,8 @@ OWN = {
     "help": bool,
 }
 
+SEARCHED = ("optimiser.lr", "optimiser.proxies")  # for every loss
+
 HELP = """usage: nearfar compare [DATA] [options]
 
 Which loss is best on DATA (a folder of images, CUB, Cars, SOP, In-Shop, Market-1501, a CSV file, ...; without it, the
@@ -40,16 +42,16 @@ configurations, and the winner as a run.
   --finetune                      train the whole network, not a head on cached features
   --resume FOLDER                 go on with a comparison that was stopped or killed
   --config FILE                   begin with this YAML file
+  --out FOLDER                    of the comparison; default: comparisons/DATA-NUMBER
   --quiet                         show nothing but the result
 
-The options below are shared by all losses. --loss is not among them, nor are --lr and --optimiser.proxies, which are
-searched; --out is the folder of the comparison, comparisons/DATA-NUMBER by default."""
+The options below are shared by all losses. Rates are not among them: they are searched for every loss."""
 
 
 def run(words: Sequence[str]) -> int:
     """Compare."""
     if {"-h", "--help"} & set(words):
-        print(f"{HELP}\n{options_help()}")
+        print(f"{HELP}\n{options_help(without=('loss', 'out', *SEARCHED))}")
         return 0
     rest, losses = take_losses(words)
     positional, taken, options = parse(rest, OWN)
@@ -57,7 +59,7 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(f"compare takes one data set, not {len(positional)}: {' '.join(positional)}")
     if "resume" in taken and (positional or options or losses is not None or set(taken) - {"resume", "quiet"}):
         raise ConfigError("a comparison goes on as it began: --resume FOLDER takes no other options")
-    for name in ("lr", "optimiser.lr", "optimiser.proxies"):
+    for name in ("lr", *SEARCHED):
         if name in options:
             raise ConfigError(f"--{name} is searched for every loss: leave it out")
     if any(name == "loss" or name.startswith("loss.") for name in options):

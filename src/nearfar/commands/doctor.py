@@ -31,11 +31,12 @@ def run(words: Sequence[str]) -> int:
     if "run" in taken and (options or positional or len(taken) > 1):
         raise ConfigError("--run has its data and options: give nothing else")
     from nearfar.training.checkup import check_up
+    from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
     past = Run(taken["run"]) if "run" in taken else None
     config = past.config if past is not None else configuration(taken, options, positional[0] if positional else None)
-    summary, report = check_up(config, past)
+    summary, report = check_up(config, past, Display())
     warnings = report.warnings()
     print(summary)
     print(report.table())

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 
 
@@ -22,7 +23,7 @@ def run(words: Sequence[str]) -> int:
 
     ks = tuple(options.ks) if options.ks else None
     chosen = {name: getattr(options, name) for name in ("ci", "flip", "size", "device")}
-    metrics = evaluate(options.run, options.data, ks=ks, **chosen)
+    metrics = evaluate(options.run, options.data, ks=ks, progress=sys.stderr.isatty(), **chosen)
     if options.json:
         print(json.dumps(metrics, indent=2))
         return 0

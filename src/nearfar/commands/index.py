@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def run(words: Sequence[str]) -> int:
     """Make an index of images, or change it."""
     options = _parser().parse_args(words)
+    from nearfar.retrieval.calibration import calibrated
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.gallery import gallery_for
     from nearfar.retrieval.index import index_exists, make_index, open_index
@@ -27,16 +28,18 @@ def run(words: Sequence[str]) -> int:
     adds = not (options.remove or options.prune or options.compact)
     gallery = gallery_for(found.config.data, options.data, options.split) if adds else None
     new = adds and (options.rebuild or not index_exists(where))
-    index = make_index(where, encoder.about(options.kind or "exact"), replace=True) if new else open_index(where)
+    calibrates = new or options.far is not None or options.precision is not None
+    threshold = calibrated(found, encoder, far=options.far, precision=options.precision) if calibrates else None
+    # The threshold of a new index is there with its images: interrupted in between, it would never come.
+    about = encoder.about(options.kind or "exact", threshold)
+    index = make_index(where, about, replace=True) if new else open_index(where)
     try:
         index.check(encoder.fingerprint)
         result = _removed(options, index) if gallery is None else _added(index, encoder, gallery)
         if options.compact or (options.kind and options.kind != index.about.kind):
             index.compact(options.kind)
-        if new or options.far is not None or options.precision is not None:
-            from nearfar.retrieval.calibration import calibrated
-
-            index.set_threshold(calibrated(found, encoder, far=options.far, precision=options.precision))
+        if calibrates and not new:
+            index.set_threshold(threshold)
         result |= _described(index)
     finally:
         index.close()

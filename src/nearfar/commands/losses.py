@@ -29,8 +29,10 @@ def _show(name: str) -> None:
     info = loss_info(name)
     print(f"{info.name} ({info.level}-level)\n{info.paper}\n\n  {info.formula}\n")
     print(f"{inspect.getdoc(info.loss)}\n\narguments:")
+    if info.level == "pair or class":
+        print(f"  {'--loss.class_level':<28} false; true compares with class weights, not with samples")
     for argument, default in info.arguments.items():
         if argument in ("num_classes", "embedding_size"):
-            print(f"  {argument:<20} from the data and the model")
+            print(f"  {argument:<28} from the data and the model")
         else:
-            print(f"  --loss.{argument:<20} {'needed' if default is inspect.Parameter.empty else default}")
+            print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")

@@ -22,8 +22,8 @@ def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
     parser = argparse.ArgumentParser(prog="nearfar plan", description=DESCRIPTION)
     job = parser.add_argument_group("what is trained; numbers may be written as 100e6")
     job.add_argument("--classes", type=_count, required=True, metavar="C", help="of the training data")
-    job.add_argument("--dim", type=_count, required=True, metavar="D", help="of the embedding")
-    job.add_argument("--batch", type=_count, required=True, metavar="B", help="samples of all processes together")
+    job.add_argument("--dim", type=_count, default=512, metavar="D", help="of the embedding (512)")
+    job.add_argument("--batch", type=_count, metavar="B", help="samples of all processes together (256 of each)")
     job.add_argument("--world", type=_count, default=1, metavar="N", help="processes (1)")
     job.add_argument(
         "--kind",
@@ -61,7 +61,7 @@ def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
         Job(
             classes=o.classes,
             dimension=o.dim,
-            batch=o.batch,
+            batch=256 * o.world if o.batch is None else o.batch,
             world=o.world,
             kind=o.kind,
             sharded=not o.replicated,

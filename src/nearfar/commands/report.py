@@ -1,6 +1,7 @@
 """`nearfar report`."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 
@@ -12,6 +13,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     options = parser.parse_args(words)
+    from nearfar.models.extraction import progress_bar
     from nearfar.report.run import write_run_report
     from nearfar.training.evaluate import rows_of
     from nearfar.training.measure import embed
@@ -20,5 +22,7 @@ def run(words: Sequence[str]) -> int:
     found = Run(options.run)
     model = found.model(options.device)
     table = rows_of(found.config, None)
-    print(write_run_report(found.folder, embed(model, table, found.config), table, seed=found.config.seed))
+    with progress_bar(sys.stderr.isatty(), len(table)) as advance:
+        embeddings = embed(model, table, found.config, advance=advance)
+    print(write_run_report(found.folder, embeddings, table, seed=found.config.seed))
     return 0

@@ -40,8 +40,11 @@ def run(words: Sequence[str]) -> int:
         print(f"{result.query}{label}: {len(result.hits)} found")
         for rank, hit in enumerate(result.hits, 1):
             print(f"  {rank:>3}  {hit.similarity:.4f}  {hit.label:<24}  {hit.id}")
+    from nearfar.retrieval.calibration import described
     from nearfar.retrieval.grid import write_grid
 
+    if index.about.threshold is not None:
+        print(described(index.about.threshold))
     page = write_grid(results, options.out or Path(options.run) / "search.html", where=index.where)
     print(page)
     if options.open:

@@ -3,7 +3,8 @@
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from nearfar.training.config import TrainConfig
@@ -76,13 +77,19 @@ def configuration(taken: Mapping[str, Any], options: Mapping[str, Any], data: st
         if {"path", "data.path"} & set(options):
             raise ConfigError("DATA and --data.path are the same: give one of them")
         options = {"data.path": data, **options}
-    return with_options(config, options)
+    config = with_options(config, options)
+    # Said here, at once: nearfar.data would say it too, after seconds of loading torch and Lightning.
+    if data is not None and data != TrainConfig().data.path and not Path(data).expanduser().exists():
+        raise FileNotFoundError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
+    return config
 
 
-def options_help() -> str:
-    """Every option, section by section."""
+def options_help(without: Container[str] = ()) -> str:
+    """Every option, section by section, but those that a command does not take: `without` has their dotted names."""
     sections: dict[str, list[Option]] = {"": []}
     for option in all_options():
+        if option.name in without:
+            continue
         section, dot, _ = option.name.rpartition(".")
         sections.setdefault(section if dot else "", []).append(option)
     lines = []
@@ -90,7 +97,7 @@ def options_help() -> str:
         lines.append(f"\n{section or 'the run'}:")
         for option in members:
             lines += entry(option)
-        if section == "":
+        if section == "" and "loss" not in without:
             lines += _loss_entries()
     return "\n".join(lines)
 

@@ -2,19 +2,25 @@
 ships, and distortions make their images. It is made on first use and kept in the user's cache.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
 import tempfile
+import zipfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.data.columns import Pixels
 from nearfar.data.tables import SPLITS, Table
+from nearfar.data.writing import naming
 
+NAMES = ("images", "labels", "face", "characters", "face_names")  # of the arrays that are kept
 VERSION = 1  # of what is drawn: raise it when the images change, so that no old cache is read
 HELD_OUT = ("DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic", "STIXGeneralBol")
 
@@ -49,11 +55,12 @@ def glyphs(
     folder = cache_folder() if cache is None else Path(cache)
     key = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"glyphs-{key}.npz"
-    if not path.exists():
-        _save(path, _make(classes, per_class, size, difficulty, seed))
-    with np.load(path, allow_pickle=False) as content:
-        images, labels, faces = content["images"], content["labels"], content["face"]
-        characters, face_names = content["characters"], content["face_names"]
+    content = _load(path)
+    if content is None:
+        content = _make(classes, per_class, size, difficulty, seed)
+        _save(path, content)
+    images, labels, faces = content["images"], content["labels"], content["face"]
+    characters, face_names = content["characters"], content["face_names"]
     split = np.where(labels < (classes + 1) // 2, SPLITS.index("train"), SPLITS.index("test"))
     return Table(
         "glyphs",
@@ -77,7 +84,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nearfar")
 
 
-def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int) -> dict[str, npt.NDArray[np.generic]]:
+def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int) -> dict[str, npt.NDArray[Any]]:
     from nearfar.data.glyph_distortions import distort
     from nearfar.data.glyph_faces import FACES, faces
 
@@ -104,14 +111,27 @@ def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int)
     }
 
 
-def _save(path: Path, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+def _load(path: Path) -> dict[str, npt.NDArray[Any]] | None:
+    """What was kept; None if nothing was, or if it is damaged: it is made again."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:  # numpy leaves a bad one open
+            found = {name: content[name] for name in NAMES}
+    except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+    return found if len(found["images"]) == len(found["labels"]) == len(found["face"]) else None
+
+
+def _save(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     """Whole or not at all, whoever else is writing it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(suffix=".npz", prefix=".glyphs-", dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise

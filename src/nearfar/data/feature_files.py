@@ -9,6 +9,7 @@ ids are written: a process killed at any time leaves whole rows with ids, which 
 without, which is computed again.
 """
 
+import contextlib
 import json
 import os
 import uuid
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nearfar.data.writing import naming
 
 ID_TYPE = np.dtype("S16")
 COMMIT_BYTES = 4_000_000  # rows written between two waits for the disk
@@ -39,8 +42,10 @@ class Writer:
     def add(self, ids: NDArray[Any], rows: NDArray[Any]) -> None:
         if self._rows is None:
             _agree(self._folder, self._key, rows.shape[1], self._dtype)
-            self._rows = (self._folder / f"{self._name}.rows").open("wb")
-            self._ids = (self._folder / f"{self._name}.ids").open("wb")
+            paths = [self._folder / f"{self._name}.{ending}" for ending in ("rows", "ids")]
+            with contextlib.ExitStack() as files:  # both, or none
+                self._rows, self._ids = [files.enter_context(path.open("wb")) for path in paths]
+                files.pop_all()
         with np.errstate(over="ignore"):
             data = np.ascontiguousarray(rows, self._dtype)
         if not np.isfinite(data).all():
@@ -48,17 +53,19 @@ class Writer:
             raise ValueError(
                 f"a feature of {largest:g} is too large for {self._dtype.name}: choose float32, or mend the network"
             )
-        self._rows.write(data.data)
+        with naming(self._folder / f"{self._name}.rows"):
+            self._rows.write(data.data)
         self._waiting.append(ids)
         self._unsaved += data.nbytes
         if self._unsaved >= COMMIT_BYTES:
             self._commit()
 
     def _commit(self) -> None:
-        self._rows.flush()
-        os.fsync(self._rows.fileno())  # rows first: an id promises that its row is there
-        self._ids.write(b"".join(ids.tobytes() for ids in self._waiting))
-        self._ids.flush()
+        with naming(self._folder / f"{self._name}.rows"):
+            self._rows.flush()
+            os.fsync(self._rows.fileno())  # rows first: an id promises that its row is there
+            self._ids.write(b"".join(ids.tobytes() for ids in self._waiting))
+            self._ids.flush()
         self._waiting, self._unsaved = [], 0
 
     def __exit__(self, *error: object) -> None:
@@ -66,8 +73,9 @@ class Writer:
             try:
                 self._commit()
             finally:
-                self._rows.close()
-                self._ids.close()
+                for file in (self._rows, self._ids):
+                    with contextlib.suppress(OSError):  # of what could not be written: that has been told
+                        file.close()
 
 
 def _agree(folder: Path, key: str, dimension: int, dtype: np.dtype[Any]) -> None:
@@ -75,15 +83,18 @@ def _agree(folder: Path, key: str, dimension: int, dtype: np.dtype[Any]) -> None
     about = {"key": key, "dimension": dimension, "dtype": dtype.name}
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{uuid.uuid4().hex}.draft"
-    draft.write_text(json.dumps(about), encoding="utf-8")
     try:
-        os.link(draft, folder / "about.json")  # whole, or not at all
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        draft.replace(folder / "about.json")
+        with naming(draft):
+            draft.write_text(json.dumps(about), encoding="utf-8")
+        try:
+            os.link(draft, folder / "about.json")  # whole, or not at all
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            draft.replace(folder / "about.json")
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
     there = _about(folder)
     if there != about:
         raise ValueError(

@@ -61,7 +61,10 @@ def _recognised(root: Path) -> tuple[Layout, Path]:
                 return layout, place
     if root.is_dir():
         return LAYOUTS[-1], root
-    raise LayoutError(f"{root} is no data set that is known here: see nearfar.data.open for those that are")
+    raise LayoutError(
+        f"{root} is a file, and no data set that is known here (.csv, .parquet, .npz, .npy, .bin): give a folder of "
+        "images, with a folder for each class"
+    )
 
 
 def _named(name: str, root: Path) -> tuple[Layout, Path]:

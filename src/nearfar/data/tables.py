@@ -243,7 +243,9 @@ class Table:
             labels = self.labels[part]
             sizes = np.bincount(labels[labels != UNLABELLED])
             sizes = sizes[sizes > 0]
-            each = f"{sizes.min():,} to {sizes.max():,} each" if len(sizes) else "no labels"
+            each = "no labels"
+            if len(sizes):
+                each = f"{sizes.min():,} to {sizes.max():,} each" if sizes.min() < sizes.max() else f"{sizes[0]:,} each"
             lines.append(f"  {name:8}{len(labels):>10,} {what}{len(sizes):>9,} classes ({each})")
         for name, values in self.columns.items():
             if name != "features":

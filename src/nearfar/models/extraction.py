@@ -153,10 +153,10 @@ def extract(
 
 
 def _too_many(broken: list[BrokenImageError], done: int, total: int | None, allowed: float) -> Exception:
-    if allowed == 0:
-        reason = f"{broken[0].reason} (max_broken=0.01 would pass over one in a hundred)"
-        return BrokenImageError(broken[0].source, reason)
     of = total or done
+    if allowed == 0:
+        hint = " (max_broken=0.01 would pass over one in a hundred)" if of > 1 else ""
+        return BrokenImageError(broken[0].source, f"{broken[0].reason}{hint}")
     return TooManyBrokenImagesError(
         f"{len(broken)} of {of} images are broken, more than max_broken={allowed}: {broken[0]}"
     )

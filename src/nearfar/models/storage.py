@@ -1,5 +1,6 @@
 """One file for a model: its tensors as safetensors, and in that format's header all the rest as JSON. No pickle."""
 
+import contextlib
 import json
 import os
 import uuid
@@ -36,10 +37,19 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode  # as the user's new files are; those of safetensors are for their owner alone
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {_ENTRY: text})
+        partial.chmod(mode)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, SafetensorError):  # what the disk says, in its words
+            raise OSError(f"{target} could not be written: {error}") from error
+        raise
     return target
 
 

@@ -206,8 +206,11 @@ def _by_name(
         return *opened, description
     if name not in _TRUNKS:
         near = difflib.get_close_matches(name, _TRUNKS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TRUNKS)}, hf:MODEL and timm:MODEL."
-        raise ValueError(f"there is no trunk {name!r}: {hint}")
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"there is no trunk {name!r}: {hint}There are {', '.join(_TRUNKS)}; hf:MODEL takes one of the Hugging Face "
+            "hub, such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
+        )
     info = _TRUNKS[name]
     module = info.make(**options)
     if weights == "default" and info.default_weights is not None:

@@ -1,8 +1,9 @@
 """What the folder of a run says: read as files, so that any run can be shown, finished or not."""
 
+import contextlib
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,23 @@ class RunFiles:
         return None, ""
 
 
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say which file it is that cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and the report is written without it") from error
+
+
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    if not path.is_file():
+        return {}
+    with _told(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it does not say what of what")
+        return found
 
 
 def _losses(config: str) -> list[dict[str, Any]]:
@@ -69,7 +84,8 @@ def _columns(path: Path) -> dict[str, npt.NDArray[np.float64]]:
     """The columns of a CSV file of numbers; NaN where there is none."""
     if not path.is_file():
         return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    names = list(rows[0]) if rows else []
-    return {name: np.array([float(row[name] or "nan") for row in rows], np.float64) for name in names}
+    with _told(path):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        names = list(rows[0]) if rows else []
+        return {name: np.array([float(row[name] or "nan") for row in rows], np.float64) for name in names}

@@ -4,6 +4,7 @@ What is put gathers in memory, goes to the disk as a segment every now and then,
 of hours that is interrupted finds there, the next time, what it has embedded already.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -197,9 +198,11 @@ class FaissChange:
             else:
                 parts.append(self._as_it_is(group[0], generation))
         self._store.commit(replace(self._manifest, parts=tuple(parts), generation=generation))
-        # What a build has left that nobody has looked at stays: that build may still go on.
-        self._store.write_pending(self._of, () if self._looked else self._left_parts)
-        self._store.sweep(parts)
+        # It counts now. What cannot be cleared away costs room, and the next change clears it away.
+        with contextlib.suppress(OSError):
+            # What a build has left that nobody has looked at stays: that build may still go on.
+            self._store.write_pending(self._of, () if self._looked else self._left_parts)
+            self._store.sweep(parts)
 
     def _as_it_is(self, segment: Segment, generation: int) -> Part:
         alive = self._alive[segment.part.name]

@@ -17,7 +17,7 @@ from nearfar.imaging.sources import ImageSequence
 from nearfar.models import Embedder
 from nearfar.models.extraction import extract, listed
 from nearfar.models.fingerprint import describe_transform, digest_of
-from nearfar.retrieval.index import About, Floats, Kind, Similarity
+from nearfar.retrieval.index import About, Floats, Kind, RetrievalError, Similarity
 from nearfar.training.runs import Run
 
 PROJECTED_AT_A_TIME = 4096  # features of a frozen trunk
@@ -42,7 +42,13 @@ class Encoder:
     def of_run(cls, run: Run | str | os.PathLike[str], device: str = "cpu") -> "Encoder":
         """The model of a run, used as the run measured it."""
         run = run if isinstance(run, Run) else Run(run)
-        model, config = run.model(device), run.config
+        config = run.config
+        if config.model.backbone == "features":
+            raise RetrievalError(
+                f"the model of {run.folder} was trained on features, and has no trunk to embed images with: nearfar "
+                f"evaluate {run.folder} DATA measures it on other features"
+            )
+        model = run.model(device)
         return cls(model, flip=config.evaluation.flip, max_broken=config.data.max_broken, name=str(run.folder))
 
     @functools.cached_property

@@ -24,11 +24,12 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.data.writing import naming
 from nearfar.retrieval.index import About, BusyIndexError, DamagedIndexError, RetrievalError
 from nearfar.retrieval.texts import Texts
 from nearfar.training.runs import replacing
@@ -86,6 +87,16 @@ class Manifest:
         return cls(About.from_dict(values["about"]), parts, int(values["generation"]))
 
 
+def _loaded(path: Path, mmap_mode: Literal["r"] | None = None) -> Any:
+    """What numpy reads there; its own words of a file that is none speak of pickles."""
+    try:
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DamagedIndexError(f"{path} cannot be read") from error
+
+
 class Segment:
     """The rows of a part, open: vectors memory-mapped, texts in memory."""
 
@@ -96,8 +107,8 @@ class Segment:
             if found != size:
                 raise DamagedIndexError(f"{part.path(folder, ending)} has {found:,} bytes, not {size:,}")
         self.folder = folder
-        self.vectors: NDArray[Any] = np.load(part.path(folder, "vectors"), mmap_mode="r", allow_pickle=False)
-        with np.load(part.path(folder, "rows"), allow_pickle=False) as rows:
+        self.vectors: NDArray[Any] = _loaded(part.path(folder, "vectors"), mmap_mode="r")
+        with _loaded(part.path(folder, "rows")) as rows:
             self.ids = Texts(rows["ids"], rows["id_ends"])
             self.labels = Texts(rows["labels"], rows["label_ends"])
             self.states: NDArray[np.uint8] = rows["states"]
@@ -108,8 +119,12 @@ class Segment:
         self.keys = keys[self.order]
         self.alive: NDArray[np.bool_] | None = None
         if part.dead:
-            packed = np.load(part.path(folder, part.dead), allow_pickle=False)
+            packed = _loaded(part.path(folder, part.dead))
             self.alive = np.unpackbits(packed, count=part.count) == 0
+            if int(np.count_nonzero(~self.alive)) != part.dead_count:
+                raise DamagedIndexError(
+                    f"{part.path(folder, part.dead)} does not say which {part.dead_count:,} are gone"
+                )
 
     def __len__(self) -> int:
         return self.part.count
@@ -175,8 +190,8 @@ class Store:
             return Manifest.from_json(path.read_text(encoding="utf-8"))
         except RetrievalError as error:
             raise RetrievalError(f"{path}: {error}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise self.damaged(f"{path} cannot be read ({error!r})") from error
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise self.damaged(f"{path} cannot be read ({type(error).__name__}: {error})") from error
 
     def damaged(self, what: str) -> DamagedIndexError:
         """An error that says what to do."""
@@ -197,7 +212,7 @@ class Store:
                 result.append(Segment(self.folder, part))
             except FileNotFoundError:
                 raise
-            except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
                 raise self.damaged(str(error)) from error
         return result
 
@@ -227,10 +242,11 @@ class Store:
         """New rows, on the disk, that count once a manifest names them."""
         part = Part(uuid.uuid4().hex[:16], len(rows.ids), {})
         about = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False}
-        with part.path(self.folder, "vectors").open("wb") as file:
+        path = part.path(self.folder, "vectors")
+        with naming(path), path.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, {**about, "shape": (len(rows.ids), rows.width)})
             for block in rows.blocks:
-                block.tofile(file)
+                file.write(np.ascontiguousarray(block).data)  # `tofile` does not say why it cannot
         own, named = Texts.of(rows.ids), Texts.of(rows.labels)
         arrays: dict[str, Any] = {
             "ids": own.block,
@@ -238,7 +254,8 @@ class Store:
             "labels": named.block,
             "label_ends": named.ends,
         }
-        with part.path(self.folder, "rows").open("wb") as file:
+        path = part.path(self.folder, "rows")
+        with naming(path), path.open("wb") as file:
             np.savez(file, states=rows.states, keys=rows.keys, **arrays)
         return self.with_sizes(part, "vectors", "rows")
 
@@ -254,8 +271,11 @@ class Store:
     def write_dead(self, part: Part, alive: NDArray[np.bool_], generation: int) -> Part:
         """The same part without the rows that are gone."""
         ending = f"dead-{generation}"
-        with part.path(self.folder, ending).open("wb") as file:
-            np.lib.format.write_array(file, np.packbits(~alive), allow_pickle=False)
+        path, bits = part.path(self.folder, ending), np.packbits(~alive)
+        with naming(path), path.open("wb") as file:
+            about = {"descr": "|u1", "fortran_order": False, "shape": bits.shape}
+            np.lib.format.write_array_header_1_0(file, about)
+            file.write(bits.data)
             file.flush()
             os.fsync(file.fileno())
         return replace(part, dead=ending, dead_count=int(np.count_nonzero(~alive)))

@@ -42,7 +42,10 @@ def build(kind: Kind, vectors: NDArray[Any], path: Path) -> None:
         index.train(_plain(vectors[sample]))
     for start in range(0, n, BLOCK):
         index.add(_plain(vectors[start : start + BLOCK]))
-    faiss.write_index(index, str(path))
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:  # what the disk says, in its words
+        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def _pieces(dimension: int) -> int:

@@ -1,6 +1,8 @@
 """The images of an index, under keys that are no paths."""
 
+import contextlib
 import hashlib
+import logging
 import os
 import re
 import threading
@@ -20,6 +22,7 @@ from nearfar.serve.images import thumbnail
 from nearfar.training.runs import replacing
 
 Floats = NDArray[np.float32]
+LOG = logging.getLogger("nearfar.serve")
 LOOK_EVERY = 2.0  # seconds between two looks at whether another process has changed the index
 THUMBNAIL_BYTES = 64_000_000  # of small pictures that are kept
 UNLABELLED = -1
@@ -190,8 +193,10 @@ class Gallery:
                 with self.index.change() as change:
                     change.put([image], vector, [label])
             except BaseException:
-                if new:
-                    Path(image).unlink(missing_ok=True)
+                with contextlib.suppress(Exception):
+                    self.index.refresh()  # it may have failed after it counted: a picture that is named stays
+                    if new and image not in self.index:
+                        Path(image).unlink(missing_ok=True)
                 raise
             self._catalogue = Catalogue.of(self.index, self._catalogue)
         return image
@@ -204,7 +209,10 @@ class Gallery:
                     raise UnknownItemError(image)
             self._catalogue = Catalogue.of(self.index, self._catalogue)
             if self._is_added(image):
-                Path(image).unlink(missing_ok=True)
+                try:
+                    Path(image).unlink(missing_ok=True)
+                except OSError as error:  # out of the gallery it is
+                    LOG.warning("a picture that was removed could not be deleted: %s", error)
         with self._keeping:
             for entry in [entry for entry in self._thumbnails if entry[0] == image]:
                 self._thumbnail_bytes -= len(self._thumbnails.pop(entry))

@@ -81,7 +81,7 @@ class ModelConfig:
         None, "default: cls where there is one, else avg"
     )
     head: Literal["linear", "mlp", "hash", "none"] = option("linear", "from features to the embedding")
-    dimension: int | None = option(None, "of the embedding; default: 512, of glyphs 78")
+    dimension: int | None = option(None, "of the embedding; default: 512, of glyphs 128")
     hidden: int | None = option(None, "width of the mlp head")
     layer_norm: bool = option(False, "normalise the features before the head")
     parts: tuple[int, ...] = option((1,), "stripes of the map, each with a head of its own, such as 1,2,3")

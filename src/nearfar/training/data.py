@@ -1,6 +1,6 @@
 """Batches to train on: images from worker processes, or features of a frozen trunk from the cache."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -98,12 +98,17 @@ class FeatureLoader:
 
 
 def make_loader(
-    config: TrainConfig, table: Table, embedder: Embedder, world: World | None = None
+    config: TrainConfig,
+    table: Table,
+    embedder: Embedder,
+    world: World | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Loader | FeatureLoader:
     """Training batches: images, or cached features where the trunk is frozen.
 
     A batch of all processes is as the configuration has it, `nodes` × `devices` times batch_size, whatever the world in
-    which it is made: the processes of this world share it.
+    which it is made: the processes of this world share it. `advance` is called with the number of images whose features
+    were found.
     """
     world, parts = world or World(), config.nodes * config.devices
     if world.size == parts:
@@ -116,9 +121,9 @@ def make_loader(
             raise ConfigError(f"model.views are drawn for {parts} processes: go on with as many, not {world.size}")
         random = transform if config.model.views > 1 else None
         if world.size > 1:  # each computes its part of what is not in the cache yet
-            cached_features(embedder, table.select(world.part(len(table))), config, random)
+            cached_features(embedder, table.select(world.part(len(table))), config, random, advance)
             world.wait()
-        features = cached_features(embedder, table, config, random)
+        features = cached_features(embedder, table, config, random, advance if world.size == 1 else None)
         return FeatureLoader(features, table.labels, sampler, config.seed)
     return Loader(
         table,
@@ -159,10 +164,14 @@ class Stream:
 
 
 def cached_features(
-    embedder: Embedder, table: Table, config: TrainConfig, transform: TrainTransform | None = None
+    embedder: Embedder,
+    table: Table,
+    config: TrainConfig,
+    transform: TrainTransform | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Features:
     """The trunk's features of a table, by its own transform or in random views; those are computed that are not in the
-    cache yet. Of a table without images, its own.
+    cache yet. Of a table without images, its own. `advance` is called with the number of features found.
     """
     if table.images is None:
         return _given_features(embedder, table)
@@ -173,8 +182,16 @@ def cached_features(
     def encode(images: Any, view: int) -> Iterator[Any]:
         return embedder.stream(images, transform=random[view], output="features", max_broken=config.data.max_broken)
 
+    done = 0
+
+    def progress(there: int, wanted: int) -> None:
+        nonlocal done
+        if advance is not None:
+            advance(there - done)
+        done = there
+
     images: Any = table.images
-    return FeatureCache(cache_folder() / "features", key).compute(images, encode, views=views)
+    return FeatureCache(cache_folder() / "features", key).compute(images, encode, views=views, progress=progress)
 
 
 def _given_features(embedder: Embedder, table: Table) -> Features:

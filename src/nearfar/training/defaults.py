@@ -30,7 +30,8 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         raise ConfigError("model.views are of cached features: they go with --freeze")
     if model.freeze and not pretrained:
         raise ConfigError(
-            f"--freeze keeps {backbone} as it starts, which is at random: choose a pretrained one, or --weights FILE"
+            f"--freeze keeps {backbone} as it starts, which is at random: leave it out, or choose a pretrained "
+            "--backbone, or --weights FILE"
         )
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
     dimension = model.dimension or _dimension(model.head, small)

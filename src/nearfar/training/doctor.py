@@ -97,10 +97,13 @@ class BatchReport:
         if self.activity is not None:
             rows += [
                 ("loss", f"{self.activity.loss:.4g}, gradient norm {self.activity.gradient_norm:.3g}"),
-                ("active positive pairs", _percent(self.activity.positives)),
-                ("active negative pairs", _percent(self.activity.negatives)),
-                ("active samples", _percent(self.activity.samples)),
             ]
+            found = {
+                "active positive pairs": self.activity.positives,
+                "active negative pairs": self.activity.negatives,
+                "active samples": self.activity.samples,
+            }
+            rows += [(name, _percent(share)) for name, share in found.items() if share is not None]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import nearfar.data
 from nearfar.data import Table
+from nearfar.models.extraction import progress_bar
 from nearfar.training.build import prepared
 from nearfar.training.config import DataConfig, TrainConfig
 from nearfar.training.finish import tested
@@ -24,6 +25,7 @@ def evaluate(
     flip: bool | None = None,
     size: int | None = None,
     device: str = "cpu",
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Metrics of a run's model, as `nearfar.evaluation.retrieval_metrics` gives them.
 
@@ -36,6 +38,7 @@ def evaluate(
         flip: average an image and its mirror image; by default as the run does.
         size: side of the images; by default that of the run.
         device: where the network computes.
+        progress: show a bar.
     """
     run = run if isinstance(run, Run) else Run(run)
     config = run.config
@@ -46,7 +49,8 @@ def evaluate(
         if size < 1:
             raise ConfigError(f"the side of images must be at least 1 pixel, not {size}")
         model.preprocess = model.transform = prepared(model.preprocess, replace(DataConfig(), size=size))
-    embeddings = embed(model, table, config)
+    with progress_bar(progress, len(table)) as advance:
+        embeddings = embed(model, table, config, advance=advance)
     metrics = measure(embeddings, table, ks or config.evaluation.ks, ci=ci)
     if not metrics:
         raise ConfigError(f"{table.name}: no two rows have the same label, so there is nothing to find")

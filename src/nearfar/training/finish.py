@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,13 +26,20 @@ def tested(parts: Parts) -> Table | None:
 
 
 def measure_before(
-    embedder: Embedder, parts: Parts, config: TrainConfig, world: World | None = None
+    embedder: Embedder,
+    parts: Parts,
+    config: TrainConfig,
+    world: World | None = None,
+    display: Display | None = None,
 ) -> dict[str, float]:
     """The metrics of the model as it starts."""
     table = tested(parts)
     if table is None:
         return {}
-    return numbers(measure(embed(embedder, table, config, world), table, config.evaluation.ks, world=world))
+    share = len(table) // (world or World()).size
+    with (display or Display(quiet=True)).looking("test images", share) as advance:
+        embeddings = embed(embedder, table, config, world, advance)
+    return numbers(measure(embeddings, table, config.evaluation.ks, world=world))
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
@@ -68,7 +76,8 @@ def finish(
     after: dict[str, float] = {}
     if table is not None:
         display.note(f"measuring the {'best' if best else 'last'} model on {len(table):,} images")
-        embeddings = embed(embedder, table, config, world)
+        with display.looking("test images", len(table) // world.size) as advance:
+            embeddings = embed(embedder, table, config, world, advance)
         after = numbers(measure(embeddings, table, config.evaluation.ks, world=world))
     if not world.first:
         return
@@ -133,7 +142,8 @@ def report(run: Run, note: str = "") -> None:
     metrics, config = run.metrics, run.config
     before, after = metrics.get("before", {}), metrics["after"]
     names = [name for name in SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
-    what = f"{'unseen' if metrics['open_set'] else 'known'} classes of {config.data.path} ({metrics['measured_on']})"
+    name = Path(config.data.path).name
+    what = f"{'unseen' if metrics['open_set'] else 'known'} classes of {name} ({metrics['measured_on']})"
     columns = {
         name: {key: values[key] for key in names if key in values}
         for name, values in (("before", before), ("after", after))
@@ -147,8 +157,10 @@ def report(run: Run, note: str = "") -> None:
     print(f"trained {metrics['steps']:,} steps in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
     if (run.folder / "report.html").is_file():
         print(f"look at it:            {run.folder / 'report.html'}")
-    print(f"search with it:        nearfar index {run.folder} DATA, nearfar search {run.folder} IMAGE")
-    print(f"show it to others:     nearfar serve {run.folder}")
+    given = "features" if config.model.backbone == "features" else '"photos"'
+    if given != "features":  # of which there is nothing to show
+        print(f"search with it:        nearfar index {run.folder} DATA, nearfar search {run.folder} IMAGE")
+        print(f"show it to others:     nearfar serve {run.folder}")
     print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
     print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
-    print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed("photos")')
+    print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed({given})')

@@ -20,6 +20,7 @@ from nearfar.evaluation import (
     verification_metrics,
 )
 from nearfar.models import Embedder
+from nearfar.models.extraction import gathered
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import cached_features
 from nearfar.training.world import World
@@ -42,26 +43,33 @@ class _Mirrored:
         return mirrored
 
 
-def embed(embedder: Embedder, table: Table, config: TrainConfig, world: World | None = None) -> Floats:
+def embed(
+    embedder: Embedder,
+    table: Table,
+    config: TrainConfig,
+    world: World | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Floats:
     """Embeddings (N, D) of a table's rows; those of unreadable images are NaN.
 
-    In a world, every process embeds its part, and all have all.
+    In a world, every process embeds its part, and all have all. `advance` is called with the number of images done.
     """
     if world is not None and world.size > 1:
-        return world.gathered(embed(embedder, table.select(world.part(len(table))), config))
+        return world.gathered(embed(embedder, table.select(world.part(len(table))), config, advance=advance))
     if config.model.freeze and not config.evaluation.flip:
-        return _projected(embedder, table, config)
+        return _projected(embedder, table, config, advance)
     images: Any = table.images
-    found = embedder.embed(images, max_broken=config.data.max_broken)
+    batches = embedder.stream(images, max_broken=config.data.max_broken, advance=advance)
+    found = torch.from_numpy(gathered(batches, len(images), embedder.dimension))
     if config.evaluation.flip:
         rows = embedder.stream(images, transform=_Mirrored(embedder.transform), max_broken=config.data.max_broken)
         found = functional.normalize(found + torch.from_numpy(np.concatenate(list(rows))), dim=1)
     return found.numpy()
 
 
-def _projected(embedder: Embedder, table: Table, config: TrainConfig) -> Floats:
+def _projected(embedder: Embedder, table: Table, config: TrainConfig, advance: Callable[[int], None] | None) -> Floats:
     """By the head alone, from cached features of the frozen trunk."""
-    features = cached_features(embedder, table, config)
+    features = cached_features(embedder, table, config, advance=advance)
     there = np.setdiff1d(np.arange(len(features)), features.missing)
     result = np.full((len(features), embedder.dimension), np.nan, np.float32)
     device = next(embedder.parameters()).device

@@ -84,7 +84,7 @@ def read_yaml(path: str | PathLike[str]) -> TrainConfig:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration {path}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     try:
         return from_dict({} if values is None else values)

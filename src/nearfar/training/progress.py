@@ -1,8 +1,9 @@
 """What is seen of a run: a bar on a terminal, lines elsewhere."""
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table as RichTable
 
 BETWEEN_FRAMES = 0.3  # seconds; drawing takes milliseconds that training could use
 BETWEEN_LINES = 30.0  # seconds, where there is no terminal
+BEFORE_A_BAR = 1.0  # seconds
 
 
 class Display:
@@ -44,6 +46,39 @@ class Display:
         self._task = self._bar.add_task("training", total=total, completed=done, numbers="")
         self._bar.start()
 
+    @contextlib.contextmanager
+    def looking(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Before or after the steps: what to call with the number of images done. A bar, or lines where there is no
+        terminal, are for what takes long; what is in the cache already is passed over in silence.
+        """
+        done, shown = 0, time.monotonic()
+        bar: Progress | None = None
+
+        def advance(count: int) -> None:
+            nonlocal done, shown, bar
+            done += count
+            wait = (
+                BETWEEN_LINES if not self.console.is_terminal else BETWEEN_FRAMES if bar is not None else BEFORE_A_BAR
+            )
+            if self.quiet or time.monotonic() - shown < wait:
+                return
+            shown = time.monotonic()
+            if not self.console.is_terminal:
+                self.note(f"{what}: {done:,} of {total:,}")
+                return
+            if bar is None:
+                columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+                bar = Progress(*columns, TextColumn("left"), console=self.console, auto_refresh=False, transient=True)
+                bar.add_task(what, total=total)
+                bar.start()
+            bar.update(bar.task_ids[0], completed=done, refresh=True)
+
+        try:
+            yield advance
+        finally:
+            if bar is not None:
+                bar.stop()
+
     def due(self) -> bool:
         """Whether it is time to show something again."""
         if self.quiet:
@@ -74,11 +109,13 @@ class Display:
 
 def print_table(title: str, columns: Mapping[str, Mapping[str, float]]) -> None:
     """Metrics (rows) of several models (columns), on standard output."""
-    table = RichTable(title=title, title_justify="left")
+    table = RichTable(show_header=any(columns))
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")
     for row in {name: None for values in columns.values() for name in values}:
         cells = (values.get(row) for values in columns.values())
         table.add_row(row, *("" if value is None else f"{value:.1%}" for value in cells))
-    Console(file=sys.stdout, highlight=False).print(table)
+    console = Console(file=sys.stdout, highlight=False, markup=False)
+    console.print(title, soft_wrap=True)  # a long name is not broken to the width of the table
+    console.print(table)

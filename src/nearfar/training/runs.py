@@ -19,24 +19,23 @@ import errno
 import io
 import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-import nearfar
+from nearfar.data.writing import naming
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
+from nearfar.training.environment import environment
+from nearfar.training.exhausted import out_of_memory
 from nearfar.training.options import ConfigError, read_yaml, to_yaml
 from nearfar.training.shards import Shard, save_shards
 
 COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
-PACKAGES = ("nearfar", "torch", "numpy", "lightning", "pillow", "safetensors", "transformers", "faiss-cpu", "timm")
 
 
 class RunError(RuntimeError):
@@ -49,13 +48,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with partial.open("wb") as file:
+        with naming(path), partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what went wrong first is what is to be told
+            partial.unlink()
+        raise
     with contextlib.suppress(OSError):  # the rename itself; not every file system has folders to flush
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -69,7 +70,7 @@ class Run:
 
     >>> Run("runs/none").model()
     Traceback (most recent call last):
-    FileNotFoundError: runs/none/model.safetensors: there is no model here
+    FileNotFoundError: there is no run runs/none: give a folder that nearfar train left, such as runs/photos-circle-1
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -81,20 +82,38 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         """What was trained, with nothing left open."""
+        if not (self.folder / "config.yaml").is_file():
+            raise ConfigError(self._no_run())
+        if not (self.folder / "config.yaml").stat().st_size:  # elsewhere, that is a configuration without options
+            raise ConfigError(f"{self.folder / 'config.yaml'} is damaged: it is empty")
         return read_yaml(self.folder / "config.yaml")
+
+    def _no_run(self) -> str:
+        there = self.folder.exists()
+        what = f"{self.folder} is no run, it has no config.yaml" if there else f"there is no run {self.folder}"
+        return f"{what}: give a folder that nearfar train left, such as runs/photos-circle-1"
 
     @property
     def metrics(self) -> dict[str, Any]:
         """What `metrics.json` holds; nothing before the run has measured anything."""
         path = self.folder / "metrics.json"
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            if not isinstance(found, dict):
+                raise ValueError("it holds no metrics")
+        except ValueError as error:
+            raise self._damaged(path, error, path, "measures again") from error
         return found
 
     @property
     def curves(self) -> list[dict[str, float | None]]:
         """The rows of `curves.csv`."""
-        with (self.folder / "curves.csv").open(newline="", encoding="utf-8") as file:
-            return [{name: float(x) if x else None for name, x in row.items()} for row in csv.DictReader(file)]
+        path = self.folder / "curves.csv"
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                return [{name: float(x) if x else None for name, x in row.items()} for row in csv.DictReader(file)]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise self._damaged(path, error, path, "goes on without it") from error
 
     @property
     def finished(self) -> bool:
@@ -104,7 +123,12 @@ class Run:
     def model(self, device: str = "cpu") -> Embedder:
         """The best model."""
         if not (self.folder / "model.safetensors").is_file():
-            raise FileNotFoundError(f"{self.folder / 'model.safetensors'}: there is no model here")
+            begun = (self.folder / "config.yaml").is_file()
+            raise FileNotFoundError(
+                f"{self.folder} has no model yet: nearfar train --resume {self.folder} goes on with the run"
+                if begun
+                else self._no_run()
+            )
         return Embedder.load(self.folder, device=device)
 
     # Writing
@@ -112,10 +136,8 @@ class Run:
     def begin(self, config: TrainConfig) -> None:
         """Make the folder, and say in it what is trained."""
         if (self.folder / "config.yaml").exists():
-            raise ConfigError(
-                f"{self.folder} holds a run already: nearfar train --resume {self.folder} goes on with it; "
-                "choose another --out for a new one"
-            )
+            go_on = "" if self.finished else f"nearfar train --resume {self.folder} goes on with it; "
+            raise ConfigError(f"{self.folder} holds a run already: {go_on}choose another --out for a new one")
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / "environment.json") as file:
             file.write(json.dumps(environment(), indent=2).encode())
@@ -135,6 +157,8 @@ class Run:
             with replacing(path) as file:
                 torch.save(dict(state), file)
         except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+            if out_of_memory(error):
+                raise
             raise RunError(self._not_saved(path, error)) from error
 
     def _not_saved(self, path: Path, error: Exception) -> str:
@@ -149,8 +173,22 @@ class Run:
     def load_checkpoint(self, name: str) -> dict[str, Any]:
         """A state that was kept; nothing in it is executed."""
         path = self.folder / "checkpoints" / f"{name}.pt"
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict) or "step" not in state:
+                raise ValueError("it holds no state")
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # bad bytes may be anything to it
+            if out_of_memory(error):
+                raise
+            raise self._damaged(path, error, path.parent, "begins again at its first step") from error
         return state
+
+    def _damaged(self, path: Path, error: Exception, remove: Path, then: str) -> RunError:
+        """What to say of a file that cannot be read, and what to remove so that the run does something about it."""
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return RunError(f"{path} is damaged ({why}): remove {remove}; then nearfar train --resume {self.folder} {then}")
 
     # What no process has whole. A state names the step that its shards are of, and is written after them: whenever a
     # process is killed, the last state has its shards.
@@ -182,24 +220,29 @@ class Curves:
 
     def __init__(self, run: Run, step: int):
         path = run.folder / "curves.csv"
-        kept = [row for row in _rows(path) if int(row["step"]) <= step]
+        try:
+            kept = [row for row in _rows(path) if int(row["step"]) <= step]
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise RunError(f"{path} is damaged ({error}): remove it, and the run goes on without it") from error
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
         writer.writerows(kept)
         with replacing(path) as file:
             file.write(text.getvalue().encode())
-        self._file = path.open("a", newline="", encoding="utf-8")
+        self._path, self._file = path, path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
 
     def add(self, row: Mapping[str, float]) -> None:
         """One row; what is missing stays empty."""
-        self._writer.writerow({name: row.get(name, "") for name in COLUMNS})
-        self._file.flush()
+        with naming(self._path):
+            self._writer.writerow({name: row.get(name, "") for name in COLUMNS})
+            self._file.flush()
 
     def close(self) -> None:
-        """No more rows."""
-        self._file.close()
+        """No more rows. Each was written when it came; where that failed, it has been told."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -219,29 +262,3 @@ def new_folder(config: TrainConfig) -> Path:
     while (folder := Path("runs") / f"{data}-{loss}-{number}").exists():
         number += 1
     return folder
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine."""
-    packages = {}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
-    return {
-        "nearfar": nearfar.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "packages": packages,
-    }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

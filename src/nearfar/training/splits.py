@@ -37,6 +37,11 @@ def split(table: Table, config: DataConfig, seed: int) -> Parts:
         raise ConfigError(
             f"data.validation is a share of the training classes, from 0 to below 1, not {config.validation}"
         )
+    if not len(table.classes):
+        raise ConfigError(
+            f"{table.name} has no classes to learn from: put the images of each class into a folder of their own. To "
+            "search among them with a model that is there, no classes are needed: nearfar index RUN DATA"
+        )
     if "train" not in table.split_names:
         raise ConfigError(
             f"{table.name} has no rows to train on, only {' and '.join(table.split_names)}: "
@@ -106,6 +111,8 @@ def _with_validation(table: Table, share: float, by_image: bool, seed: int) -> t
     searchable = classes[sizes[classes] >= 2]
     if by_image or len(classes) < 4 or len(searchable) < 2:
         held = train_rows[_share_of_each_class(labels, share, seed + 1)]
+        if not len(held):
+            return table, ("too few images to hold some out for validation: the last epoch is kept",)
         what = f"{len(held):,} images of the training classes are held out to choose the best epoch"
     else:
         count = max(round(share * len(classes)), min(10, len(classes) // 4), 2)

@@ -4,6 +4,7 @@ Class vectors that start at random first push all samples away, and what the tru
 way; from the means, the first step already improves on the features.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from nearfar.data import Table
 from nearfar.losses import Loss
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
+from nearfar.models.extraction import gathered
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import cached_features
+from nearfar.training.progress import Display
 from nearfar.training.spread import rows_here, shard_of
 from nearfar.training.world import World
 
@@ -24,7 +27,14 @@ IMAGES = 10_000  # that are looked at, at most
 APART = 0.1  # between the vectors of one class, where it has several
 
 
-def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig, world: World | None = None) -> None:
+def start(
+    embedder: Embedder,
+    loss: nn.Module,
+    train: Table,
+    config: TrainConfig,
+    world: World | None = None,
+    display: Display | None = None,
+) -> None:
     """Fit what the configuration wants fitted to the training images. Of several processes, each looks at its part of
     them.
     """
@@ -36,7 +46,9 @@ def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig
         rows = np.sort(np.random.default_rng(config.seed).permutation(rows)[:IMAGES])
     chosen = train.select(rows)
     world = world or World()
-    features = _features(embedder, chosen.select(world.part(len(chosen))), config)
+    part = chosen.select(world.part(len(chosen)))
+    with (display or Display(quiet=True)).looking("images to start from", len(part)) as advance:
+        features = _features(embedder, part, config, advance)
     features = torch.from_numpy(world.gathered(features.cpu().numpy())).to(features.device)
     there = ~features.isnan().any(1)  # without broken images
     features, labels = features[there], torch.from_numpy(np.asarray(chosen.labels))[there]
@@ -46,16 +58,17 @@ def start(embedder: Embedder, loss: nn.Module, train: Table, config: TrainConfig
         start_classes(loss, _projected(embedder, features), labels)
 
 
-def _features(embedder: Embedder, table: Table, config: TrainConfig) -> Tensor:
+def _features(embedder: Embedder, table: Table, config: TrainConfig, advance: Callable[[int], None]) -> Tensor:
     device = next(embedder.parameters()).device
     if config.model.freeze:
-        cached = cached_features(embedder, table, config)
+        cached = cached_features(embedder, table, config, advance=advance)
         found = np.full(cached.shape, np.nan, np.float32)
         there = np.setdiff1d(np.arange(len(cached)), cached.missing)
         found[there] = cached.take(there)
         return torch.from_numpy(found).to(device)
     images: Any = table.images
-    return embedder.embed(images, output="features", max_broken=config.data.max_broken).to(device)
+    rows = embedder.stream(images, output="features", max_broken=config.data.max_broken, advance=advance)
+    return torch.from_numpy(gathered(rows, len(images), embedder.feature_size)).to(device)
 
 
 @torch.no_grad()

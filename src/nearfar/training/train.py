@@ -25,8 +25,9 @@ from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_parameters
 from nearfar.training.config import TrainConfig
-from nearfar.training.data import FeatureLoader, Stream, make_loader
+from nearfar.training.data import FeatureLoader, Stream, make_loader, make_sampler
 from nearfar.training.defaults import resolve, with_images_of
+from nearfar.training.exhausted import advice, out_of_memory
 from nearfar.training.finish import finish, measure_before
 from nearfar.training.launch import check_devices, launch
 from nearfar.training.learner import Learner, check_chunks, make_optimisation
@@ -111,14 +112,20 @@ def train(
     world = world or World()
     display = Display(quiet or not world.first)
     with torch.random.fork_rng(devices=[]), joined(world, config.accelerator):
-        prepared = prepare(config, table, world)
-        if run is None:
-            run = Run(prepared.config.out or new_folder(prepared.config))
-            if world.first:
-                run.begin(prepared.config)
-        for note in prepared.parts.notes:
-            display.note(note)
-        return _run(run, prepared, display, world)
+        try:
+            prepared = prepare(config, table, world, display)
+            config = prepared.config
+            if run is None:
+                run = Run(config.out or new_folder(config))
+                if world.first:
+                    run.begin(config)
+            for note in prepared.parts.notes:
+                display.note(note)
+            return _run(run, prepared, display, world)
+        except Exception as error:
+            if isinstance(error, RunError) or not out_of_memory(error):
+                raise
+            raise RunError(advice(config, None if run is None else run.folder, error)) from error
 
 
 def _to_go_on_with(folder: str | os.PathLike[str]) -> Run:
@@ -148,7 +155,7 @@ def _in_processes(devices: int, config: TrainConfig, run: Run | None, table: Tab
     check_devices(config.accelerator, devices)
     if run is None:
         with torch.random.fork_rng(devices=[]):
-            prepared = prepare(config, table)
+            prepared = prepare(config, table, display=Display(quiet))
         run = Run(prepared.config.out or new_folder(prepared.config))
         run.begin(prepared.config)
         del prepared
@@ -170,9 +177,11 @@ def resolved(config: TrainConfig) -> TrainConfig:
     return resolve(config, split(table, config.data, config.seed).train)
 
 
-def prepare(config: TrainConfig, table: Table | None = None, world: World | None = None) -> Prepared:
+def prepare(
+    config: TrainConfig, table: Table | None = None, world: World | None = None, display: Display | None = None
+) -> Prepared:
     """Open, split, build and check what a configuration describes; every refusal comes here, before any work."""
-    world = world or World()
+    world, display = world or World(), display or Display(quiet=True)
     check_installed(config.loggers)
     if table is None:
         table = nearfar.data.open(config.data.path, config.data.layout)
@@ -190,14 +199,17 @@ def prepare(config: TrainConfig, table: Table | None = None, world: World | None
     embedder = build_embedder(config, tuple(parts.train.label_names))
     config = with_images_of(config, embedder)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
-    loader = make_loader(config, parts.train, embedder, world)
-    check_batches(loader.sampler, parts.train.labels, loss)
+    sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
+    check_batches(sampler, parts.train.labels, loss)
     assert config.epochs is not None
-    total = config.epochs * len(loader)
+    total = config.epochs * len(sampler)
     total = total if config.max_steps is None else min(total, config.max_steps)
     if total < 1:
         raise ConfigError(f"max_steps={config.max_steps} and epochs={config.epochs} leave nothing to train")
     check_parameters(loss, make_optimisation(config, embedder, loss, total)[0])
+    wanted = len(parts.train) * config.model.views // world.size
+    with display.looking("features of training images", wanted) as advance:
+        loader = make_loader(config, parts.train, embedder, world, advance)
     return Prepared(config, parts, embedder, loss, loader, total)
 
 
@@ -209,10 +221,10 @@ def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
     spread(prepared.loss, config, world, device)
     state = run.load_checkpoint("last") if run.has_checkpoint("last") else None
     if state is None:
-        start(embedder, prepared.loss, parts.train, config, world)
+        start(embedder, prepared.loss, parts.train, config, world, display)
         if world.told("before" not in run.metrics):
             display.note(f"{run.folder}: {prepared.total_steps:,} steps; measuring the model as it starts")
-            before = measure_before(embedder, parts, config, world)
+            before = measure_before(embedder, parts, config, world, display)
             if world.first:
                 run.write_metrics({"before": before})
     else:
@@ -230,6 +242,7 @@ def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
         if left:
             display.start(prepared.total_steps, learner.done)
             with (
+                resumable(run),
                 stopped_by_signals(lambda: setattr(recorder, "stopping", True), alone=world.size == 1),
                 freed_memory_kept(device.type),
                 without_chatter(),
@@ -244,7 +257,8 @@ def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
     if learner.done < prepared.total_steps:
         raise stopped(run)
     embedder.to(device)
-    finish(run, learner, parts, recorder.best, recorder.seconds, display, world)
+    with resumable(run):
+        finish(run, learner, parts, recorder.best, recorder.seconds, display, world)
     return run
 
 
@@ -254,10 +268,21 @@ def stopped(run: Run) -> StoppedError:
     return StoppedError(f"stopped and saved at step {step:,}. To go on: nearfar train --resume {run.folder}")
 
 
+@contextlib.contextmanager
+def resumable(run: Run) -> Iterator[None]:
+    """Say how to go on where a file has stopped the run, such as one that a full disk has no room for."""
+    try:
+        yield
+    except OSError as error:
+        if out_of_memory(error):
+            raise
+        raise RunError(f"{error}. To go on: nearfar train --resume {run.folder}") from error
+
+
 def kept(run: Run) -> str:
     """What is left of a run that had to stop."""
     if not run.has_checkpoint("last"):
-        return f"No checkpoint was written yet; {run.folder} can be deleted."
+        return f"No checkpoint was written yet in {run.folder}."
     step = run.load_checkpoint("last")["step"]
     return f"The last good state, of step {step:,}, is kept in {run.folder / 'checkpoints' / 'last.pt'}."
 

@@ -1,0 +1,116 @@
+"""Every pointwise map: its two ways to the value agree, it keeps its input, and its slope is the derivative unless it says otherwise."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from nearfar.losses import maps
+
+S = torch.linspace(-0.97, 0.97, 24, dtype=torch.float64).view(4, 6)
+NORM = torch.linspace(0.3, 1.7, 24, dtype=torch.float64).flip(0).view(4, 6)
+TARGET = torch.tensor([[0.9], [0.2], [-0.3], [0.6]], dtype=torch.float64)
+
+
+@dataclass
+class Case:
+    map: maps.Map
+    n: Tensor | None = None
+    constant: bool = False  # parts of it are constants in the gradient
+
+
+CASES = {
+    "linear": Case(maps.Linear(3.0)),
+    "linear with offset": Case(maps.Linear(-3.0, 0.7)),
+    "circle, positive": Case(maps.SelfPaced(8.0, 1.25, 0.75, True), constant=True),
+    "circle, negative": Case(maps.SelfPaced(8.0, -0.25, 0.25, False), constant=True),
+    "arc": Case(maps.ArcMargin(4.0, 0.5)),
+    "arc, past pi": Case(maps.ArcMargin(4.0, 2.0)),
+    "arc, easy": Case(maps.ArcMargin(4.0, 0.5, easy=True)),
+    "slack": Case(maps.AngularSlack(4.0, 0.1)),
+    "combined": Case(maps.CombinedMargin(4.0, 1.4, 0.3, 0.2)),
+    "combined, past pi": Case(maps.CombinedMargin(4.0, 4.0, 0.0, 0.0)),
+    "multiplicative": Case(maps.MultiplicativeMargin(2.0, 3.0, 1.5), NORM),
+    "l2": Case(maps.Distance("l2", -1, 0.4)),
+    "squared l2": Case(maps.Distance("squared_l2", 1, 0.4)),
+    "cosine": Case(maps.Distance("cosine", -1, 0.4)),
+    "hinge": Case(maps.Hinge(maps.Distance("l2", 1, -0.9), 1)),
+    "squared hinge": Case(maps.Hinge(maps.Distance("cosine", -1, 0.9), 2)),
+    "interpolated": Case(maps.Interpolated(torch.tensor([0.0, 2.0, -1.0, 0.5, 3.0, 3.5], dtype=torch.float64))),
+    "quadratic": Case(maps.Quadratic(0.8)),
+    "softplus": Case(maps.Softplus(-1)),
+    "curriculum": Case(maps.Curriculum(4.0, 0.4, 0.3), TARGET, constant=True),
+    "magnitude": Case(maps.MagnitudeMargin(4.0, 0.5, 1.5, 0.2, 1.9), NORM),
+    "quality": Case(maps.QualityMargin(4.0, 0.4, 2.0, 1.0, 0.5), NORM, constant=True),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def test_every_map_is_here() -> None:
+    there = {value for value in vars(maps).values() if isinstance(value, type) and hasattr(value, "slopes")}
+    tried = {type(case.map) for case in CASES.values()} | {maps.ShiftedHinge, maps.Map}
+    assert there == tried
+
+
+@cases
+def test_value_and_slopes_agree_and_leave_the_similarities_alone(case: Case) -> None:
+    s = (S * case.n if case.map.uses_norm and case.n is not None else S).clone()
+    before = s.clone()
+    value = case.map.value(s, case.n)
+    with_slope, slope, norm_slope = case.map.slopes(s, case.n)
+    torch.testing.assert_close(value, with_slope, rtol=1e-14, atol=1e-14)
+    assert value.data_ptr() != s.data_ptr() and torch.equal(s, before)
+    assert isinstance(slope, float) or slope.shape == s.shape
+    assert (norm_slope is not None) == case.map.uses_norm
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES.values() if not c.constant], ids=[k for k, c in CASES.items() if not c.constant]
+)
+def test_the_slopes_are_the_derivatives(case: Case) -> None:
+    s = S * case.n if case.map.uses_norm and case.n is not None else S
+    step = 1e-6
+    _, slope, norm_slope = case.map.slopes(s, case.n)
+    rise = (case.map.value(s + step, case.n) - case.map.value(s - step, case.n)) / (2 * step)
+    torch.testing.assert_close(torch.as_tensor(slope, dtype=s.dtype).expand_as(s), rise, rtol=1e-5, atol=1e-5)
+    if case.n is not None and norm_slope is not None:
+        by_norm = (case.map.value(s, case.n + step) - case.map.value(s, case.n - step)) / (2 * step)
+        torch.testing.assert_close(norm_slope, by_norm, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_a_constant_in_the_slope() -> None:
+    """Circle's bracket, a hard negative's border, AdaFace's quality: by hand at one point each."""
+    s = torch.tensor([[0.5]], dtype=torch.float64)
+    value, slope, _ = maps.SelfPaced(8.0, 1.25, 0.75, True).slopes(s)
+    assert (float(value), float(slope)) == pytest.approx((-8 * 0.75 * -0.25, -8 * 0.75))  # type: ignore[arg-type]
+    value, slope, _ = maps.SelfPaced(8.0, -0.25, 0.25, False).slopes(s)
+    assert (float(value), float(slope)) == pytest.approx((8 * 0.75 * 0.25, 8 * 0.75))  # type: ignore[arg-type]
+    hard = maps.Curriculum(4.0, 0.4, 0.3).slopes(s, torch.tensor([[0.5]], dtype=torch.float64))
+    assert (float(hard[0]), float(hard[1])) == pytest.approx((4 * 0.5 * 0.8, 4 * (0.3 + 2 * 0.5)))  # type: ignore[arg-type]
+    easy = maps.Curriculum(4.0, 0.4, 0.3).slopes(s, torch.tensor([[0.99]], dtype=torch.float64))
+    assert (float(easy[0]), float(easy[1])) == pytest.approx((4 * 0.5, 4.0))  # type: ignore[arg-type]
+    z, theta = (1.2 - 1.0) / 0.501 * 2.0, math.acos(0.5)
+    quality = maps.QualityMargin(4.0, 0.4, 2.0, 1.0, 0.5).slopes(s, torch.tensor([[1.2]], dtype=torch.float64))
+    assert float(quality[0]) == pytest.approx(-4 * (math.cos(theta - 0.4 * z) - 0.4 - 0.4 * z))
+    assert float(quality[1]) == pytest.approx(-4 * math.sin(theta - 0.4 * z) / math.sin(theta))  # type: ignore[arg-type]
+
+
+def test_rounding_past_a_cosine_of_one() -> None:
+    """Products of float32 unit vectors may exceed 1 by a little; a NaN must not come of it."""
+    above = torch.tensor([[1.0]]).nextafter(torch.tensor([[2.0]]))
+    s = torch.tensor([[0.95, 0.5, float(above)]])
+    curriculum = maps.Curriculum(4.0, 0.4, 0.3)
+    torch.testing.assert_close(curriculum.value(s, above), curriculum.value(s, torch.ones(1, 1)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        curriculum.value(s, -above), curriculum.value(s, -torch.ones(1, 1)), rtol=1e-6, atol=1e-6
+    )
+    for map_ in (
+        maps.ArcMargin(4.0, 0.5),
+        maps.AngularSlack(4.0, 0.1),
+        maps.CombinedMargin(4.0, 1.4, 0.3, 0.2),
+        maps.Distance("l2"),
+    ):
+        value, slope, _ = map_.slopes(torch.cat([above, -above]))
+        assert bool(value.isfinite().all()) and bool(torch.as_tensor(slope).isfinite().all()), map_
