@@ -59,6 +59,15 @@ class Part:
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "files": dict(self.files)}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Part":
+        """From what `to_dict` gave."""
+        part = cls(**values)
+        for value, kind in zip(vars(part).values(), (str, int, dict, str, int), strict=True):
+            if not isinstance(value, kind):
+                raise TypeError(f"{value!r} in place of {kind.__name__}")
+        return part
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -83,7 +92,7 @@ class Manifest:
         values = json.loads(text)
         if values["format"] != FORMAT:
             raise RetrievalError(f"it has format {values['format']}, this version of nearfar reads {FORMAT}")
-        parts = tuple(Part(**part) for part in values["parts"])
+        parts = tuple(Part.from_dict(part) for part in values["parts"])
         return cls(About.from_dict(values["about"]), parts, int(values["generation"]))
 
 
@@ -299,7 +308,7 @@ class Store:
         """The segments of a change that is not complete, and what they are rows of; none if that cannot be told."""
         try:
             values = json.loads((self.folder / PENDING).read_text(encoding="utf-8"))
-            return str(values["of"]), tuple(Part(**part) for part in values["parts"])
+            return str(values["of"]), tuple(Part.from_dict(part) for part in values["parts"])
         except (OSError, ValueError, KeyError, TypeError):
             return "", ()
 
