@@ -16,6 +16,9 @@ from benchmarks.mutation.reach import Reach
 from benchmarks.mutation.run import SUBJECTS, sample
 from benchmarks.mutation.trial import CRASHED, TIMEOUT, forked, try_mutant
 
+# Python 3.12 and later warn of a fork beside threads, such as those of pytest's own worker processes.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
 ROOT = Path(__file__).parents[1]
 
 

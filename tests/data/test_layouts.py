@@ -386,7 +386,9 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         nearfar.data.open(tmp_path, layout="cubs")
     with pytest.raises(LayoutError, match="does not have the files of the layout cub"):
         nearfar.data.open(tmp_path, layout="cub")
-    with pytest.raises(LayoutError, match=r"notes.txt is a file, and no data set that is known here .*: give a folder of images"):
+    with pytest.raises(
+        LayoutError, match=r"notes.txt is a file, and no data set that is known here .*: give a folder of images"
+    ):
         nearfar.data.open(text(tmp_path / "notes.txt", "hello"))
     with pytest.raises(LayoutError, match=r"line 1 of .*images.txt has 1 fields, not 2"):
         opened(text(cub(tmp_path / "c") / "images.txt", "1\n").parent)

@@ -107,7 +107,15 @@ def test_compact_drops_classes_without_rows() -> None:
 def test_the_summary_tells_all() -> None:
     summary = four().summary()
     assert summary.splitlines()[0] == "made: 4 images, 3 classes"
-    for part in ("train", "2 images", "(2 each)", "(1 each)", "camera: 4 values", "pairs 'p': 3, 2 the same", "note: a note"):
+    for part in (
+        "train",
+        "2 images",
+        "(2 each)",
+        "(1 each)",
+        "camera: 4 values",
+        "pairs 'p': 3, 2 the same",
+        "note: a note",
+    ):
         assert part in summary
 
 

@@ -87,10 +87,11 @@ def test_rounding_grows_with_the_lengths_of_vectors() -> None:
     """Negatives that crowd around where a tie ends, nearer than float32 products can tell, are judged alike whether the
     gallery is held or read again, and where all vectors are 1024 times as long (float32 but for the exponent the same).
     """
-    queries = G.normal(size=(30, 64))
-    near = queries + G.normal(size=(30, 64)) * 0.1
-    crowd = near[:, None] * (1 - 8 * 2.0**-23) + G.normal(size=(30, 40, 64)) * 1e-6
-    gallery = np.concatenate([near, crowd.reshape(-1, 64)]).astype(np.float32)
+    half, other = np.abs(G.normal(size=(2, 30, 128)))  # the second half of a product takes back the first
+    queries, near = np.hstack([half, half]), np.hstack([other, -other - 0.02 * G.normal(size=(30, 128))])
+    tie = 8 * 2.0**-23 * np.linalg.norm(near, axis=1) / np.linalg.norm(queries, axis=1)
+    crowd = (near - tie[:, None] * queries)[:, None] + G.normal(size=(30, 40, 256)) * 2e-7
+    gallery = np.concatenate([near, crowd.reshape(-1, 256)]).astype(np.float32)
     labels = np.concatenate([np.arange(30), np.full(1200, 99)])
     found = [
         retrieval_metrics(

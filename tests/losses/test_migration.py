@@ -512,6 +512,8 @@ def test_only_class_level_losses_take_class_weights() -> None:
         losses.CircleLoss().load_state_dict({"W": torch.zeros(D, C)})
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"W"'):
         losses.CosFaceLoss(C, D).load_state_dict({"W": torch.zeros(D, C), "weight": torch.zeros(C, D)})
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):  # one of ours is never turned
+        losses.CosFaceLoss(C, D).load_state_dict({"weight": torch.zeros(D, C)})
     with pytest.raises(RuntimeError, match=r'Missing key.*"centers"'):
         losses.CenterLoss(C, D).load_state_dict({})
     with pytest.raises(RuntimeError, match=r'Missing key.*"iteration"'):
@@ -546,6 +548,17 @@ def test_queues(steps: int) -> None:
     own["num_enqueued"] += 3
     ours.load_state_dict(own)
     assert ours.num_enqueued == own["num_enqueued"]
+
+
+def test_a_queue_is_filled_as_far_as_anything_is_not_zero() -> None:
+    """Embeddings after a relu have zeros among their numbers."""
+    ours = losses.CrossBatchMemory(losses.CircleLoss(), D, 20)
+    memory = torch.zeros(20, D)
+    memory[torch.arange(3), torch.arange(3)] = 1.0
+    state = ours.state_dict() | {"embedding_memory": memory}
+    del state["num_enqueued"]
+    ours.load_state_dict(state)
+    assert int(ours.num_enqueued) == 3
 
 
 def test_sums() -> None:

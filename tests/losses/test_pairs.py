@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from nearfar.losses.inputs import mask_pairs
 from nearfar.losses.pairs import ClassPairs, TowerPairs
 
 IDS = torch.tensor([3, 0, 3, 1, 0, 3, 2, 1, 0, 3])
@@ -62,3 +63,20 @@ def test_two_towers_are_compared_across_alone() -> None:
             assert bool(negative[row, column]) == (across and abs(row - column) != 3)
     assert pairs.positives.tolist() == [1] * 6 and pairs.negatives.tolist() == [2] * 6
     assert pairs.complete and not TowerPairs(1, torch.device("cpu")).complete
+
+
+@pytest.mark.parametrize("own", [0, 2, 6])
+@pytest.mark.parametrize("width", [1, 3, 10])
+def test_masks_of_some_samples_among_all_leave_out_the_samples_themselves(own: int, width: int) -> None:
+    """Four rows, the samples from `own` on: whatever a mask says of a sample with itself, it is no pair, in any tile."""
+    positive = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) < 0.5
+    positive[torch.arange(4), own + torch.arange(4)] = torch.tensor([True, False, True, False])
+    pairs = mask_pairs(positive, None, own=own)
+    for top in range(0, 4, width):
+        for left in range(0, 10, width):
+            rows, columns = slice(top, min(top + width, 4)), slice(left, min(left + width, 10))
+            found = torch.stack(pairs.mask(rows, columns))
+            for i, row in enumerate(range(rows.start, rows.stop)):
+                for j, column in enumerate(range(columns.start, columns.stop)):
+                    itself, said = row + own == column, bool(positive[row, column])
+                    assert found[:, i, j].tolist() == [said and not itself, not said and not itself]

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from nearfar import losses
+from nearfar.losses.maps import MultiplicativeMargin
+from nearfar.losses.spec import LossSpec
 from tests.losses.settings import SIZE, unit
 
 
@@ -84,8 +86,18 @@ def test_what_centres_refuse() -> None:
         losses.CenterLoss(0, SIZE)
     with pytest.raises(ValueError, match="embedding_size must be a positive number, not 0"):
         losses.CenterLoss(4, 0)
-    with pytest.raises(ValueError, match="alpha is how far the centres follow, between 0 and 1, not 1.1"):
+    with pytest.raises(ValueError, match=r"alpha is how far the centres follow, between 0 and 1, not 1\.1"):
         losses.CenterLoss(4, SIZE, alpha=1.1)
     loss = losses.SubCenterArcFaceLoss(2, SIZE)
     with pytest.raises(ValueError, match=r"if these are degrees, threshold=math.radians\(75\) is 1.309"):
         loss.get_outliers(torch.randn(3, SIZE), torch.tensor([0, 1, 1]), threshold=75)
+
+
+def test_annealing_is_the_papers_unless_told_otherwise() -> None:
+    """λ = max(5, 1000 (1 + 0.12 t)^−1): after 100 steps 1000/13, after a million the least."""
+    loss = losses.SphereFaceLoss(3, SIZE)
+    for step, lam in ((0, 1000.0), (100, 1000 / 13), (10**6, 5.0)):
+        loss.iteration.fill_(step)
+        spec = loss.spec()
+        assert isinstance(spec, LossSpec) and isinstance(spec.positive, MultiplicativeMargin)
+        assert spec.positive.lam == pytest.approx(lam)

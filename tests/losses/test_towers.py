@@ -154,3 +154,9 @@ def test_nothing(name: str) -> None:
     loss = getattr(losses, name)()(a, b)
     loss.backward()
     assert loss.item() == 0 and a.grad is not None
+
+
+def test_which_fall_into_rows() -> None:
+    """So that ranks share the work of these, and each does all of VICReg's, whose covariances are of the whole batch."""
+    local = {name: bool(getattr(losses, name)().row_local) for name in ("InfoNCELoss", "SigLIPLoss", "VICRegLoss")}
+    assert local == {"InfoNCELoss": True, "SigLIPLoss": True, "VICRegLoss": False}

@@ -516,3 +516,13 @@ def test_compiled() -> None:
         return grads, mine.state_dict()
 
     torch.testing.assert_close(run(True), run(False))
+
+
+def test_what_nested_dimensions_refuse() -> None:
+    loss = losses.MatryoshkaLoss(losses.CircleLoss(), [2, 4])
+    with pytest.raises(ValueError, match=r"must be \(batch, dimension\)"):
+        loss(torch.randn(8), torch.arange(8) // 2)
+    with pytest.raises(TypeError, match=r"torch.Tensor"):
+        loss(torch.randn(8, 4).numpy(), torch.arange(8) // 2)
+    with pytest.raises(ValueError, match="embeddings have 3 dimensions, but dims go up to 4"):
+        loss(torch.randn(8, 3), torch.arange(8) // 2)

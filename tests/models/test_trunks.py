@@ -280,7 +280,7 @@ def test_registry():
     assert all(info.summary for info in list_trunks())
     with pytest.raises(ValueError, match="did you mean 'bn-inception'"):
         open_trunk("bninception")
-    with pytest.raises(ValueError, match="there are convnet, "):
+    with pytest.raises(ValueError, match="There are convnet, "):
         open_trunk("xyz")
 
 
