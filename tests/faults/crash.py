@@ -93,7 +93,8 @@ class Crasher:
         return Outcome(**json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
-        self.process.communicate(timeout=30)
+        with self.process:  # which closes the pipes, and waits
+            self.process.kill()  # the end of its input may never come: whatever was forked here meanwhile holds it open
 
 
 def points(changes: int, few: int, seed: str) -> list[int]:
