@@ -28,6 +28,27 @@ from nearfar.imaging.sources import ImageSequence, content, identity
 Encode = Callable[[Sequence[Any], int], Iterable[NDArray[Any]]]
 
 
+def by_steps(advance: Callable[[int], None] | None) -> Callable[[int, int], None] | None:
+    """A `progress` of `FeatureCache.compute` that tells how many features more there are, as bars want to be told.
+
+    >>> progress = by_steps(print)
+    >>> progress(3, 9), progress(9, 9)
+    3
+    6
+    (None, None)
+    """
+    if advance is None:
+        return None
+    done = 0
+
+    def progress(there: int, wanted: int) -> None:
+        nonlocal done
+        advance(there - done)
+        done = there
+
+    return progress
+
+
 class FeatureCache:
     """Features kept in a folder under a key.
 

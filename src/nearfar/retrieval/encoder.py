@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from nearfar.data import FeatureCache
 from nearfar.data.embedded import cache_folder
+from nearfar.data.features import by_steps
 from nearfar.imaging.foreign import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import Embedder
@@ -109,19 +110,12 @@ class Encoder:
         if self.flip or not (settings.freeze_trunk or settings.head is None):
             yield from self.stream(images, advance=advance)
             return
-        done = 0
-
-        def progress(there: int, wanted: int) -> None:
-            nonlocal done
-            if advance is not None:
-                advance(there - done)
-            done = there
 
         def encode(some: Any, view: int) -> Iterator[Floats]:
             return self.model.stream(some, output="features", max_broken=self.max_broken)
 
         cache = FeatureCache(cache_folder() / "features", self.model.feature_key())
-        features = cache.compute(images, encode, progress=progress)
+        features = cache.compute(images, encode, progress=by_steps(advance))
         missing = set(features.missing.tolist())
         for start in range(0, len(features), PROJECTED_AT_A_TIME):
             rows = np.arange(start, min(start + PROJECTED_AT_A_TIME, len(features)))

@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -47,14 +48,14 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class StudyOptions:
+class StudyOptions(ABC):
     """What every study takes. A field of a study's own is made with `option(default, help)`."""
 
     seed: int = option(0, "decides everything random")
 
+    @abstractmethod
     def small(self) -> Self:
         """The same study in a few seconds: for tests, and for a first look."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from nearfar.data import (
     TrainTransform,
 )
 from nearfar.data.embedded import cache_folder
+from nearfar.data.features import by_steps
 from nearfar.models import Embedder
 from nearfar.training.config import DataConfig, SamplerConfig, TrainConfig
 from nearfar.training.options import ConfigError
@@ -182,16 +183,10 @@ def cached_features(
     def encode(images: Any, view: int) -> Iterator[Any]:
         return embedder.stream(images, transform=random[view], output="features", max_broken=config.data.max_broken)
 
-    done = 0
-
-    def progress(there: int, wanted: int) -> None:
-        nonlocal done
-        if advance is not None:
-            advance(there - done)
-        done = there
-
     images: Any = table.images
-    return FeatureCache(cache_folder() / "features", key).compute(images, encode, views=views, progress=progress)
+    return FeatureCache(cache_folder() / "features", key).compute(
+        images, encode, views=views, progress=by_steps(advance)
+    )
 
 
 def _given_features(embedder: Embedder, table: Table) -> Features:
