@@ -1,6 +1,7 @@
 """The engine's promises: tiles, budgets and order change nothing; no product and no memory that nobody asked for."""
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,43 @@ def test_tiles_with_masks_and_references(setting: Setting, tile: Callable[[int],
             loss.memory_budget = budget
             for call, expected in zip(calls, whole, strict=True):
                 assert_same(results(call), expected)
+
+
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.class_level], ids=str)
+@pytest.mark.parametrize("n", [4, 30])
+def test_tiles_kept_in_the_place_of_the_gradient(
+    setting: Setting, n: int, tile: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first strip of more rows than dimensions reaches into the places of later tiles; its last are kept elsewhere."""
+    x, labels = batch(n)
+    loss = setting.make(num_classes=40, embedding_size=SIZE).eval()
+    whole = value_and_gradients(loss, x, labels)
+    tile(64)
+    for name, size in (("SQUARE", 4), ("WIDEST", 8), ("NARROWEST", 2), ("FEWEST_ROWS", 2)):
+        monkeypatch.setattr(engine, name, size)
+    for rows in (0, 1, 4, 9):
+        loss.memory_budget = rows * 40 * loss.vectors_per_class * 8
+        assert_same(value_and_gradients(loss, x, labels), whole)
+
+
+@settings
+def test_nothing_is_left_to_the_garbage_collector(setting: Setting) -> None:
+    """A reference cycle would keep a step's tensors until the collector happens to run."""
+    x, labels = batch()
+    loss = setting.make()
+    loss(x, labels).sum().backward()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        loss(x, labels).sum().backward()
+        gc.collect()
+        left = [item for item in gc.garbage if isinstance(item, Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
 
 
 @settings

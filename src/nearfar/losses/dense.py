@@ -59,8 +59,8 @@ def evaluate(
         losses = _losses(spec, pairs, s, *masks, pair_norm, log_weight, weights, target)
     losses = only(weights.counted, losses)
     if plan.reduction == "none":
-        losses = restored(losses * weights.weight, pairs.row_order)
-        return losses if penalty is None else losses + plan.row_weight * penalty
+        losses = losses if penalty is None else losses + penalty
+        return restored(losses * weights.weight, pairs.row_order)
     loss = losses @ weights.pull
     return loss if penalty is None else loss + penalty * weights.of_columns
 

@@ -44,7 +44,7 @@ from nearfar.losses.weights import RowWeights, only, ordered, restored
 TILE = 2**20
 WIDEST = 2048  # columns of a tile
 NARROWEST = 512  # columns of a plane of a tile, where several vectors stand for a class
-SQUARE = 1024  # side of a tile of samples x samples
+SQUARE = 1024  # side of a tile of samples x samples; columns of one that is high
 # Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two
 # cores, AVX2).
 FEWEST_ROWS = 256
@@ -60,7 +60,7 @@ class Plan:
         spec: the loss.
         pairs: which pairs are positive and negative.
         same: the columns are the rows themselves.
-        row_weight: (N,) of the rows in the mean or sum, in the caller's order.
+        row_weight: (N,) of the rows in the mean or sum, in the caller's order; None is all 1.
         column_weight: (M,) of the columns' exponentials, positive, in the caller's order; None is all 1.
         reduction: "mean", "sum" or "none".
         budget: how many bytes of similarities may be kept.
@@ -70,7 +70,7 @@ class Plan:
     spec: LossSpec | StripSpec
     pairs: Pairs
     same: bool
-    row_weight: Tensor
+    row_weight: Tensor | None = None
     column_weight: Tensor | None = None
     reduction: Literal["mean", "sum", "none"] = "mean"
     budget: int = 104 * 10**6
@@ -102,10 +102,10 @@ class _Evaluate(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, wanted: bool, *tensors: Tensor | None) -> Tensor:
         ctx.plan = plan
         if plan.reduction == "none":
-            losses, _ = _run(plan, tensors, (False,) * len(tensors))
+            losses, _ = _Run(plan, tensors, (False,) * len(tensors)).run()
             ctx.save_for_backward(*tensors)
             return losses
-        losses, grads = _run(plan, tensors, tuple(wanted and need for need in ctx.needs_input_grad[2:]))
+        losses, grads = _Run(plan, tensors, tuple(wanted and need for need in ctx.needs_input_grad[2:])).run()
         ctx.save_for_backward(*grads)
         return losses
 
@@ -116,7 +116,8 @@ class _Evaluate(torch.autograd.Function):
                 "the losses are differentiable once: call backward or autograd.grad without create_graph=True"
             )
         if ctx.plan.reduction == "none":
-            grads = _run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream)[1]
+            with torch.autocast(upstream.device.type, enabled=False):
+                grads = _Run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream).run()[1]
         elif torch._C._autograd._get_current_graph_task_keep_graph():
             grads = tuple(g if g is None else g * upstream for g in ctx.saved_tensors)
         else:
@@ -125,13 +126,6 @@ class _Evaluate(torch.autograd.Function):
             if upstream.device.type != "cpu" or upstream.item() != 1:
                 grads = tuple(g if g is None else g.mul_(upstream) for g in grads)
         return None, None, *grads
-
-
-def _run(plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None = None) -> tuple[Tensor, Grads]:
-    rows = tensors[0]
-    assert rows is not None
-    with torch.autocast(rows.device.type, enabled=False):
-        return _Run(plan, tensors, needs, upstream).run()
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,7 @@ class _Group:
 class _Run:
     """One evaluation: the prepared vectors, the gradients' accumulators, and the loop."""
 
-    def __init__(self, plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None):
+    def __init__(self, plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None = None):
         rows, columns, bias, *parameters = tensors
         assert rows is not None
         if rows.device.type == "cpu":
@@ -173,7 +167,7 @@ class _Run:
         self.like = rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, dtype, upstream)
         self.penalty: Tensor | None = None  # of the columns alone
-        self.active = self._zeros(())  # the weighted number of active terms that strip functions report
+        self.active: list[Tensor] = []  # the weighted numbers of active terms that strip functions report
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
         hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
@@ -201,13 +195,11 @@ class _Run:
         return self.like.new_zeros(shape)
 
     def run(self) -> tuple[Tensor, Grads]:
-        losses = self._zeros((self.n,))
-        for group in self._groups():
-            losses[group.rows] = (
-                self._strip(group.rows, self.spec)
-                if isinstance(self.spec, StripSpec)
-                else self._group(group, self.spec)
-            )
+        parts = [
+            self._strip(group.rows, self.spec) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
+            for group in self._groups()
+        ]
+        losses = parts[0] if len(parts) == 1 else torch.cat([self._zeros((0,)), *parts])
         if not (self.overwritten and self._wants_tiles):  # else every part was finished as soon as it was complete
             self._finish_rows(slice(0, len(self.x.raw)))
             for part in blocks(self.m, self.per_class * WIDEST):
@@ -216,14 +208,14 @@ class _Run:
         if self.pool is not None and self.shared is not None:
             penalty = self.shared.ranks.sum(self._zeros(()) if penalty is None else penalty)
         if isinstance(self.spec, StripSpec) and self.spec.average == "active":
-            sums = torch.stack([self.weights.weight.sum(), self.active])
+            sums = torch.stack([self.weights.weight.sum(), self._zeros(()) + sum(self.active)])
             weights, active = over_all_rows(self.pairs, sums)
             scale = torch.where(active > 0, weights / active, 0)
             losses = losses * scale
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
         if self.plan.reduction == "none":
-            losses = restored(losses * self.weights.weight, self.pairs.row_order)
-            return losses if penalty is None else losses + self.plan.row_weight * penalty, grads
+            losses = losses if penalty is None else losses + penalty
+            return restored(losses * self.weights.weight, self.pairs.row_order), grads
         loss = torch.dot(losses, self.weights.pull)
         return loss if penalty is None else loss + penalty * self.weights.of_columns, grads
 
@@ -266,9 +258,8 @@ class _Run:
         if isinstance(self.spec, StripSpec):
             # A strip function keeps some dozen temporaries of its strip.
             row_bytes = self.m * self.like.element_size() * len(self.x.raw) // max(1, self.n)
-            height = fewest = max(1, self.plan.budget // (12 * max(1, row_bytes)))
-            columns = [slice(0, self.m)]
-            fits = height
+            height = max(1, self.plan.budget // (12 * max(1, row_bytes)))
+            yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, height))
         elif self.plan.same:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
             if towers is None:
@@ -278,30 +269,32 @@ class _Run:
                 edges = list(blocks(towers, side))
                 tiles = [(i, slice(towers + j.start, towers + j.stop)) for i in edges for j in edges]
             yield _Group(slice(0, self.n), tiles)
-            return
+        elif self.spec.average == "active":  # the weights depend on every row
+            yield _Group(slice(0, self.n), [tile for rows in self._strips() for tile in self._tiles_of(rows)])
         else:
-            # Where ranks share the columns, all must cut the rows alike: as the one with most columns does.
-            m = self.m
-            if self.shared is not None and self.shared.shard is not None:
-                m = self.shared.shard.largest * self.per_class
-            wide = max(WIDEST // self.per_class, min(NARROWEST, WIDEST))
-            columns = list(blocks(self.m // self.per_class, min(wide, self.plan.tile)))
-            fewest = min(FEWEST_ROWS, self.plan.tile)
-            height = max(fewest, self.plan.tile // max(1, min(WIDEST, m)))
-            fits = self.plan.budget // max(1, m * self.like.element_size())
-        groups = [_Group(rows, [(rows, part) for part in columns]) for rows in self._strips(height, fewest, fits)]
-        if self.spec.average == "active" and isinstance(self.spec, LossSpec):  # the weights depend on every row
-            yield _Group(slice(0, self.n), [tile for group in groups for tile in group.tiles])
-        else:
-            yield from groups
+            yield from (_Group(rows, self._tiles_of(rows)) for rows in self._strips())
 
-    def _strips(self, height: int, fewest: int, fits: int) -> Iterator[slice]:
-        """Rows of so many at a time; after the first strip, whose tiles have a place of their own, no more than what
-        the budget can keep (`fits`), if that is enough for products at full speed.
+    def _strips(self) -> Iterator[slice]:
+        """As many rows at a time as can be kept, if that is enough for products at full speed, and no more than make
+        tiles that stay in the cache. The first strip is kept in the place of the column gradient too.
         """
-        yield slice(0, min(height, self.n))
-        for later in blocks(self.n - height, min(height, max(fewest, fits))):
-            yield slice(height + later.start, height + later.stop)
+        # Where ranks share the columns, all must cut the rows alike: as the one with most columns does.
+        m = self.m
+        if self.shared is not None and self.shared.shard is not None:
+            m = self.shared.shard.largest * self.per_class
+        fewest = min(FEWEST_ROWS, self.plan.tile)
+        most = max(fewest, self.plan.tile // max(1, min(SQUARE, m)))
+        kept = self.plan.budget // max(1, m * self.like.element_size())
+        beside = self.y.raw.shape[1] if self.needs[1] else 0  # rows that the gradient's place has room for
+        first = max(fewest, min(most, kept + beside))
+        yield slice(0, min(first, self.n))
+        for later in blocks(self.n - first, max(fewest, min(most, kept))):
+            yield slice(first + later.start, first + later.stop)
+
+    def _tiles_of(self, rows: slice) -> list[tuple[slice, slice]]:
+        wide = min(WIDEST, max(SQUARE, self.plan.tile // max(1, rows.stop - rows.start)))
+        wide = max(wide // self.per_class, min(wide, NARROWEST))
+        return [(rows, part) for part in blocks(self.m // self.per_class, min(wide, self.plan.tile))]
 
     def _planes(self, columns: slice) -> list[slice]:
         """Of a tile's columns, as the pairs count them: those of the vectors, one plane for each that a class has."""
@@ -340,8 +333,9 @@ class _Run:
             state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
-        tiles = _Tiles(self, group, hold, sweeps=len(state.sweeps))
-        for look, exchange in state.sweeps:
+        sweeps = state.sweeps
+        tiles = _Tiles(self, group, hold, sweeps=len(sweeps))
+        for look, exchange in sweeps:
             for views in tiles.visit():
                 for view in views:
                     look(view)
@@ -418,8 +412,6 @@ class _Run:
 
     def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
         """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
-        if rows.start == rows.stop:  # of a rank that has none
-            return self._zeros((0,))
         k = spec.vectors_per_class if spec.anchors == "proxies" else 1
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
         s = self._similarities(i, j)
@@ -448,7 +440,7 @@ class _Run:
             losses = result[0] * factor[rows] + result[1] * one
         elif spec.average == "active":
             count = result[1].detach()
-            self.active = self.active + (count * self.weights.weight[rows]).sum()
+            self.active.append((count * self.weights.weight[rows]).sum())
             losses = result[0]  # the number of active terms in all rows divides it, in the end
         else:
             assert isinstance(result, Tensor)
@@ -471,8 +463,8 @@ class _Tiles:
     beyond it are computed at every visit.
 
     What is kept goes to memory that is used again by the next group, since fresh pages cost more than the passes over
-    them: an arena of the budget's size; or, for the first strip, the place of the column gradient that the tile will be
-    turned into, which is nobody's until then.
+    them: an arena of the budget's size; and, for the first strip, the place of the column gradient that its tiles will
+    be turned into, which is nobody's until then.
     """
 
     def __init__(self, run: _Run, group: _Group, hold: bool, sweeps: int):
@@ -483,8 +475,8 @@ class _Tiles:
         # Similarities that one sweep uses up can all be computed in one place.
         self.scratch: Tensor | None = None
         if len(group.tiles) > 1 and sweeps == 1:
-            i, j = group.tiles[0]
-            self.scratch = run.like.new_empty((i.stop - i.start) * (j.stop - j.start) * run.per_class)
+            largest = max((i.stop - i.start) * (j.stop - j.start) for i, j in group.tiles)
+            self.scratch = run.like.new_empty(largest * run.per_class)
 
     def visit(self) -> Iterator[list[View]]:
         for index, (i, j) in enumerate(self.group.tiles):
@@ -540,12 +532,11 @@ class _Tiles:
             return None
         if self.left == 0 or len(self.group.tiles) == 1:
             return None
-        # Rows that outnumber the dimensions need several such places: the first tiles then take those of later ones,
-        # which are written to only after these have been used.
-        start, places = j.start * k, -(-rows // grad.shape[1])
-        if start * places + columns * places > len(grad):
-            return None
-        return grad[start * places : (start + columns) * places].view(-1)[: rows * columns]
+        # Rows that outnumber the dimensions need more than the tile's own part: the first tiles then reach into those
+        # of later ones, which are written to only after these have been used, and the last find no place here.
+        start = j.start * k * max(rows, grad.shape[1])
+        stop = start + rows * columns
+        return None if stop > grad.numel() else grad.view(-1)[start:stop]
 
     def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:

@@ -224,7 +224,7 @@ class Loss(Summand):
         """The loss of a batch that has been checked."""
         if given.indices_tuple is not None and self.class_level:
             given = replace(given, sample_weight=self._mined_weight(given))
-        if self.proxies_are_rows and given.sample_weight is not None:
+        if given.sample_weight is not None and self.proxies_are_rows:
             # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
             # of.
             there = given.sample_weight > 0
@@ -320,8 +320,6 @@ class Loss(Summand):
             else:
                 rows = weighed_gradient(rows, ranks.size)
             parameters = tuple(weighed_gradient(p, ranks.size) for p in parameters)
-        if row_weight is None:
-            row_weight = rows.new_ones(len(pairs.positives), dtype=torch.promote_types(rows.dtype, torch.float32))
         plan = Plan(
             spec,
             pairs,

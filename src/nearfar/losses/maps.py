@@ -301,8 +301,8 @@ class Quadratic:
         return (s - self.target).square_()
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        difference = s - self.target
-        return difference.square(), difference.mul_(2), None
+        difference = s - self.target if self.target else s
+        return difference.square(), difference * 2, None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,13 @@ def in_huge_pages(memory: Tensor) -> Tensor:
         first = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
         last = (memory.data_ptr() + memory.nbytes) // HUGE_PAGE * HUGE_PAGE
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_HUGEPAGE)
+            _c_library().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_HUGEPAGE)
     return memory
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 @functools.cache  # the C library remembers

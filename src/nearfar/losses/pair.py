@@ -210,19 +210,24 @@ class NPairsLoss(Loss):
         if not isinstance(pairs, ClassPairs) or not pairs.same or pairs.row_order is None:
             raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
         # Sorted by class, the samples of one are neighbours.
-        first = (pairs.start == torch.arange(len(pairs.start), device=pairs.start.device)) & (pairs.positives > 0)
-        first = first.nonzero()[:, 0]
-        anchors, positives = pairs.row_order[first], pairs.row_order[first + 1]
-        weight = None if sample_weight is None else sample_weight[anchors]
+        assert pairs.own is not None
+        if pairs.even:
+            first = pairs.own[:: pairs.widest]
+        else:
+            first = ((pairs.start == pairs.own) & (pairs.positives > 0)).nonzero()[:, 0]
+        both = pairs.row_order.index_select(0, torch.cat([first, first + 1]))  # anchors and positives
+        weight = None if sample_weight is None else sample_weight[both[: len(first)]]
         own = ClassPairs.to_classes(torch.arange(len(first), device=first.device), len(first))
         if not self.any_row_counts(own, "both"):
             return self.zero(embeddings, shape=(len(embeddings),) if self.reduction == "none" else ())
         # One selection, and so one gradient of the batch's size.
-        rows, columns = embeddings.index_select(0, torch.cat([anchors, positives])).chunk(2)
+        rows, columns = embeddings.index_select(0, both).chunk(2)
         # Of one positive, its own term is the row's loss.
         spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
         loss = self.evaluate(spec, own, rows, columns, row_weight=weight)
-        return loss.new_zeros(len(embeddings)).index_add(0, anchors, loss) if self.reduction == "none" else loss
+        if self.reduction != "none":
+            return loss
+        return loss.new_zeros(len(embeddings)).index_add(0, both[: len(first)], loss)
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return (

@@ -14,6 +14,7 @@ No tile's shape depends on values on the device, so nothing in the engine's loop
 Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,7 +29,7 @@ class TilePairs(Protocol):
     """The pairs of one tile."""
 
     columns: Tensor  # (b, K) tile columns
-    positive: Tensor  # (b, K) whether the slot holds a positive pair
+    positive: Tensor | None  # (b, K) whether the slot holds a positive pair; None: all do
 
     @property
     def nbytes(self) -> int: ...
@@ -70,17 +71,19 @@ class Pairs(Protocol):
 @dataclass
 class _ListedTile:
     columns: Tensor
-    positive: Tensor
-    own: Tensor  # (b, K) whether the slot's column is the row's own sample
-    lists: Tensor  # (b, 1) whether the row lists any column
+    positive: Tensor | None
+    own: Tensor | None  # (b, K) whether the slot's column is the row's own sample; None: none is
+    lists: Tensor | None  # (b, 1) whether the row lists any column; None: all do
 
     @property
     def nbytes(self) -> int:
-        return self.columns.nbytes + self.positive.nbytes + self.own.nbytes
+        return self.columns.nbytes + sum(t.nbytes for t in (self.positive, self.own) if t is not None)
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
         hidden = self.own if keep_positives else self.lists
-        return v.scatter_(1, self.columns, torch.where(hidden, value, v.gather(1, self.columns)))
+        if hidden is not None:
+            return v.scatter_(1, self.columns, torch.where(hidden, value, v.gather(1, self.columns)))
+        return v if keep_positives else v.scatter_(1, self.columns, value)
 
 
 class ClassPairs:
@@ -93,6 +96,7 @@ class ClassPairs:
         same: rows and columns are the same samples, sorted alike; row r's own column is r.
         own: (N,) the rows are some of the columns' samples, sorted alike; row r's own column is own[r].
         row_order: what sorts them.
+        widths: how many columns a row lists, at least and at most, where that is known.
     """
 
     towers: int | None = None
@@ -107,6 +111,7 @@ class ClassPairs:
         same: bool = False,
         own: Tensor | None = None,
         row_order: Tensor | None = None,
+        widths: tuple[int, int] | None = None,
     ):
         self.start, self.stop, self.columns, self.same = start, stop, columns, same
         self.column_order = column_order
@@ -114,12 +119,14 @@ class ClassPairs:
         self.own = torch.arange(columns, device=start.device) if same else own
         listed = stop - start
         itself = int(self.own is not None)
-        self.positives = listed - itself
+        self.positives = listed - itself if itself else listed
         self.negatives = columns - listed
-        fewest, self.widest = (int(n) for n in torch.aminmax(listed)) if len(listed) else (0, 0)
+        if widths is None:
+            low, high = torch.aminmax(listed) if len(listed) else (0, 0)
+            widths = int(low), int(high)
+        fewest, self.widest = widths
         self.complete = itself < fewest and self.widest < columns
-        # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
-        self._reach = (start.tolist(), stop.tolist()) if self.own is not None else None
+        self.even = fewest == self.widest  # every row lists as many columns
 
     @classmethod
     def among_samples(cls, ids: Tensor) -> "ClassPairs":
@@ -146,7 +153,7 @@ class ClassPairs:
     @classmethod
     def to_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
         """Samples × classes: one positive column each."""
-        return cls(ids, ids + 1, classes)
+        return cls(ids, ids + 1, classes, widths=(1, 1) if len(ids) else (0, 0))
 
     @classmethod
     def of_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
@@ -155,8 +162,15 @@ class ClassPairs:
         start = torch.cat([stop.new_zeros(1), stop[:-1]])
         return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
 
+    @functools.cached_property
+    def _reach(self) -> tuple[list[int], list[int]]:
+        """The intervals on the host, which is waited for once."""
+        return self.start.tolist(), self.stop.tolist()
+
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
-        if self._reach and rows.start < rows.stop:
+        whole = columns == slice(0, self.columns)
+        if self.own is not None and not whole and rows.start < rows.stop:
+            # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
             reach = self._reach[0][rows.start], self._reach[1][rows.stop - 1]
             if reach[0] >= columns.stop or reach[1] <= columns.start:
                 return None
@@ -164,18 +178,18 @@ class ClassPairs:
         if slots == 0:
             return None
         first, last = self.start[rows, None], self.stop[rows, None]
-        if columns != slice(0, self.columns):
+        if not whole:
             first = first.clamp(columns.start, columns.stop) - columns.start
             last = last.clamp(columns.start, columns.stop) - columns.start
         column = first + torch.arange(slots, device=first.device) if slots > 1 else first
-        positive = column < last
-        column = torch.minimum(column, last - 1).clamp_min_(0)  # empty slots repeat the last listed column
+        positive = lists = own = None
+        if not (whole and self.even):  # there are empty slots: they repeat the last listed column
+            positive, lists = column < last, first < last
+            column = torch.minimum(column, last - 1).clamp_min_(0)
         if self.own is not None:
             own = column == self.own[rows, None] - columns.start
-            positive &= ~own
-        else:
-            own = torch.zeros((), dtype=torch.bool, device=first.device)
-        return _ListedTile(column, positive, own, first < last)
+            positive = ~own if positive is None else positive & ~own
+        return _ListedTile(column, positive, own, lists)
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         column = torch.arange(self.columns, device=self.start.device)
@@ -213,13 +227,14 @@ def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass
 class _MaskedTile:
     columns: Tensor
-    positive: Tensor
+    positive: Tensor | None
     negative: Tensor  # (b, t)
     others: Tensor  # (b, t): negative or positive
 
     @property
     def nbytes(self) -> int:
-        return self.columns.nbytes + self.positive.nbytes + self.negative.nbytes + self.others.nbytes
+        held = self.columns, self.positive, self.negative, self.others
+        return sum(t.nbytes for t in held if t is not None)
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
         return v.masked_fill_(~(self.others if keep_positives else self.negative), value)

@@ -35,6 +35,7 @@ class View:
     store: Tensor | None = None  # (b, t) memory to keep it in
     scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
     held: "Held | None" = None
+    positives: "HeldPositives | None" = None
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
     row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
     column_norm: Tensor | None = None  # (t,) the columns', where s keeps them
@@ -46,7 +47,8 @@ class View:
         """What keeping it takes."""
         assert self.s is not None
         similarities = self.s if self.planes is None else self.planes
-        return similarities.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+        listed = 0 if self.listed is None else 3 * self.listed.nbytes  # with their terms and slopes
+        return similarities.nbytes + listed + (0 if self.pairs is None else self.pairs.nbytes)
 
     def pair_norm(self, pairs: TilePairs) -> Tensor | None:
         """(b, K) the norms of the listed pairs."""
@@ -65,6 +67,15 @@ class Held:
     scale: float  # the map's slope, where it is one number
 
 
+@dataclass
+class HeldPositives:
+    """The same of the listed pairs, by their similarities and by their norms; zero in slots that hold no positive."""
+
+    g: Tensor  # (b, K)
+    by_norm: Tensor | None
+    part: tuple[Tensor, Tensor]
+
+
 class LogSumExp:
     """log sum_c exp(v_rc), as (top, total): the largest value, and the sum of exp(v - top)."""
 
@@ -77,6 +88,8 @@ class LogSumExp:
     def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """The statistic of the values `v` (b, t), which become exp(v - top)."""
         top = v.amax(1)
+        if v.shape[1] == 1:
+            return top, v.copy_(v > -math.inf).sum(1)
         # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
         # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
         v.sub_(top.clamp_min(self.lowest)[:, None])
@@ -128,9 +141,11 @@ class LogSumExp:
     def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor:
         """(b, 1) what turns a tile's own exp(v - top) into d value / d v; more exact than exp(v - value)."""
         assert self.part is not None
-        tops, totals = self.part[0][rows], self.part[1][rows]
-        scaled = (part[0] - tops.clamp_min(self.lowest)).exp_().div_(totals)
-        return torch.where(totals > 0, scaled, 0)[:, None]
+        tops, totals = self.part
+        totals = totals[rows].clamp_min(1)  # what is less is the 0 of an empty row
+        if part is self.part:
+            return totals.reciprocal_()[:, None]
+        return (part[0] - tops[rows].clamp_min(self.lowest)).exp_().div_(totals)[:, None]
 
 
 class SoftMin(LogSumExp):
@@ -152,29 +167,42 @@ class Sum:
     empty = 0.0
 
     def __init__(self, n: int, like: Tensor, number: Tensor | None = None, count: bool = False):
-        self.total, self.active, self.count = like.new_zeros(n), like.new_zeros(n), count
+        self.n, self.like, self.count = n, like, count
         self.scale = None if number is None else 1 / number.clamp_min(1).to(like.dtype)
+        self.part: tuple[Tensor, Tensor] | None = None
 
     def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """The statistic of the values `v` (b, t), which stay as they are: the derivatives are 1."""
-        return v.sum(1), torch.count_nonzero(v, dim=1) if self.count else self.active[:0]
+        return v.sum(1), torch.count_nonzero(v, dim=1).to(v.dtype) if self.count else self.like
 
     def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
-        self.total[rows] += part[0]
+        if self.part is None and rows == slice(0, self.n):
+            self.part = part
+            return
+        total, active = self.gathered
+        total[rows].add_(part[0])
         if self.count:
-            self.active[rows] += part[1]
+            active[rows].add_(part[1])
+
+    @property
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """(total, how many terms are not zero, if counted) of what has been taken in so far."""
+        if self.part is None:
+            self.part = self.like.new_zeros(self.n), self.like.new_zeros(self.n) if self.count else self.like
+        return self.part
 
     def sums(self) -> Tensor:
-        """(2, n) what ranks add up."""
-        return torch.stack([self.total, self.active])
+        """(1 or 2, n) what ranks add up."""
+        return torch.stack(self.gathered if self.count else self.gathered[:1])
 
     def take_sums(self, sums: Tensor) -> None:
-        self.total, self.active = sums
+        self.part = sums[0], sums[1] if self.count else self.like
 
     def value(self) -> Tensor:
-        return self.total if self.scale is None else self.total * self.scale
+        total, _ = self.gathered
+        return total if self.scale is None else total * self.scale
 
-    def factor(self, rows: slice, part: tuple[Tensor, Tensor] | None = None) -> Tensor | float:
+    def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor | float:
         return 1.0 if self.scale is None else self.scale[rows, None]
 
 
@@ -202,11 +230,14 @@ class EachPositive:
         self.total = torch.zeros_like(negatives)
         self.pull = torch.zeros_like(negatives)  # d l / d N
 
-    def add(self, rows: slice, u: Tensor) -> None:
-        """Take in the terms `u` (b, K), which become sigmoid(u + N)."""
+    def gather(self, rows: slice, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The statistic of the terms `u` (b, K), which become sigmoid(u + N)."""
         u.add_(self.negatives[rows, None])
-        self.total[rows] += softplus(u).sum(1) * self.scale[rows]
-        self.pull[rows] += u.sigmoid_().sum(1) * self.scale[rows]
+        return softplus(u).sum(1), u.sigmoid_().sum(1)
+
+    def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
+        self.total[rows] += part[0] * self.scale[rows]
+        self.pull[rows] += part[1] * self.scale[rows]
 
     def exchange(self, ranks: Ranks) -> None:
         self.total, self.pull = ranks.sum(torch.stack([self.total, self.pull]))
@@ -217,13 +248,18 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, x.new_zeros(()))
 
 
-def activate(act: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def activate(act: str, x: Tensor) -> tuple[Tensor, Tensor | float]:
     """act(x) and its derivative."""
     if act == "softplus":
         return softplus(x), torch.sigmoid(x)
     if act == "relu":
         return torch.relu(x), (x > 0).to(x.dtype)
-    return x, torch.ones_like(x)
+    return x, 1.0
+
+
+def times(x: Tensor, factor: Tensor | float) -> Tensor:
+    """x factor, without a pass for a factor of 1."""
+    return x if isinstance(factor, float) and factor == 1 else x * factor
 
 
 Sweep = tuple[Callable[[View], None], Callable[[Ranks], None]]  # what sees every tile, and what ranks then exchange
@@ -243,20 +279,27 @@ class GatheredRows:
         else:
             self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None, count)
         self.each: EachPositive | None = None
-        self.sweeps: list[Sweep] = [(self.collect, self._exchange_sums)]
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
             self.highest_negative = like.new_full((n,), -math.inf)
-            self.sweeps.insert(0, (self.find_extremes, self._exchange_extremes))
-        if spec.combine == "each":
-            self.sweeps.append((self.collect_each, self._exchange_each))
+
+    @property
+    def sweeps(self) -> list[Sweep]:
+        """What looks at all tiles, in turn. (Kept here, the list would keep the state from being freed at once.)"""
+        sweeps: list[Sweep] = [(self.collect, self._exchange_sums)]
+        if self.spec.mining is not None:
+            sweeps.insert(0, (self.find_extremes, self._exchange_extremes))
+        if self.spec.combine == "each":
+            sweeps.append((self.collect_each, self._exchange_each))
+        return sweeps
 
     def find_extremes(self, view: View) -> None:
         """The least similar positive and the most similar negative, for the mining."""
         assert view.s is not None
         s = view.s
         if view.pairs is not None and view.listed is not None:
-            listed = view.listed.masked_fill(~view.pairs.positive, math.inf)
+            listed, positive = view.listed, view.pairs.positive
+            listed = listed if positive is None else listed.masked_fill(~positive, math.inf)
             self.lowest_positive[view.rows] = torch.minimum(self.lowest_positive[view.rows], listed.amin(1))
             s = view.pairs.hide(s.clone(), -math.inf)
         self.highest_negative[view.rows] = torch.maximum(self.highest_negative[view.rows], s.amax(1))
@@ -267,15 +310,19 @@ class GatheredRows:
         self.negative.merge(view.rows, held.part)
         if view.keep:
             view.held, view.s = held, None
-        if view.pairs is not None and self.spec.combine != "each":
-            u, _, _ = self._positive_terms(view, view.pairs)
-            self.positive.merge(view.rows, self.positive.gather(u))
+        if self.spec.combine != "each":
+            self._collect_positives(view, self.positive)
 
     def collect_each(self, view: View) -> None:
         """What every positive makes of N."""
-        each = self._of_each_positive()
+        self._collect_positives(view, self._of_each_positive())
+
+    def _collect_positives(self, view: View, statistic: "LogSumExp | Sum | EachPositive") -> None:
         if view.pairs is not None:
-            each.add(view.rows, self._positive_terms(view, view.pairs)[0])
+            positives = self._hold_positives(view, view.pairs)
+            statistic.merge(view.rows, positives.part)
+            if view.keep:
+                view.positives = positives
 
     def _exchange_extremes(self, ranks: Ranks) -> None:
         self.lowest_positive = ranks.min(self.lowest_positive)
@@ -322,8 +369,7 @@ class GatheredRows:
             g = view.store.copy_(g)
         return Held(g, part, slope)
 
-    def _positive_terms(self, view: View, pairs: TilePairs) -> tuple[Tensor, Tensor | float, Tensor | None]:
-        """u (b, K), empty where there is no positive pair, and the map's slopes."""
+    def _hold_positives(self, view: View, pairs: TilePairs) -> HeldPositives:
         s = view.listed
         assert s is not None
         u, slope, norm_slope = self.spec.positive.slopes(s, view.pair_norm(pairs))
@@ -331,11 +377,22 @@ class GatheredRows:
             u.add_(view.log_weight[pairs.columns])
         kept = pairs.positive
         if self.spec.mining is not None:
-            kept = kept & (s < (self.highest_negative[view.rows] + self.spec.mining)[:, None])
-        return u.masked_fill_(~kept, self.positive.empty), slope, norm_slope
+            mined = s < (self.highest_negative[view.rows] + self.spec.mining)[:, None]
+            kept = mined if kept is None else kept & mined
+        if kept is not None:
+            u.masked_fill_(~kept, self.positive.empty)
+        if self.spec.combine == "each":
+            part = self._of_each_positive().gather(view.rows, u)
+        else:
+            part = self.positive.gather(u)
+            if isinstance(self.positive, Sum):
+                u.fill_(1) if kept is None else u.copy_(kept)
+        return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope, part)
 
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
         """The rows' losses (n,); keeps what the gradient of sum_r weight_r l_r needs."""
+        by_p: Tensor | float
+        by_n: Tensor | float
         if self.each is not None:
             losses, by_p, by_n = self.each.total, self.each.scale, self.each.pull
         elif self.spec.combine == "joint":
@@ -345,40 +402,33 @@ class GatheredRows:
             a, b = sides[0] * self.spec.side_scale[0], sides[1] * self.spec.side_scale[1]
             loss_p, by_p = activate(self.spec.act, self.positive.value())
             loss_n, by_n = activate(self.spec.act, self.negative.value())
-            losses, by_p, by_n = loss_p * a + loss_n * b, by_p * a, by_n * b
+            losses, by_p, by_n = times(loss_p, a) + times(loss_n, b), by_p * a, by_n * b
         weight = only(counted, weight)
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
-        self.pull_p = weight * only(counted, by_p)
-        self.pull_n = self.pull_p if by_n is by_p else weight * only(counted, by_n)
+        self.pull_p = times(weight, only(counted, by_p))
+        self.pull_n = self.pull_p if by_n is by_p else times(weight, only(counted, by_n))
         return only(counted, losses)
 
     def active(self) -> tuple[Tensor, Tensor]:
         """(n,) each: how many positive and negative pairs of the rows have a term that is not zero."""
         assert isinstance(self.positive, Sum) and isinstance(self.negative, Sum)
-        return self.positive.active, self.negative.active
+        return self.positive.gathered[1], self.negative.gathered[1]
 
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
         held = view.held or self._hold(view, gradient=True)
-        pull = self.pull_n[view.rows, None] * held.scale
-        pull = pull * self.negative.factor(view.rows, held.part)
+        factor = self.negative.factor(view.rows, held.part)
+        pull = times(times(self.pull_n[view.rows, None], held.scale), factor)
         # What is in store is left there: its memory may be where the product of `g` goes.
         g = held.g.mul_(pull) if view.store is None else torch.mul(held.g, pull, out=view.scratch)
         if view.pairs is None:
             return g, None
-        u, slope, norm_slope = self._positive_terms(view, view.pairs)
-        kept = view.pairs.positive if self.positive.empty == 0 else u != self.positive.empty
+        positives = view.positives or self._hold_positives(view, view.pairs)
         pull = self.pull_p[view.rows, None]
-        if self.each is not None:
-            u.add_(self.each.negatives[view.rows, None]).sigmoid_()
-        elif isinstance(self.positive, Sum):
-            pull = pull * self.positive.factor(view.rows)
-            u.fill_(1)
-        else:
-            pull = pull * self.positive.factor(view.rows, self.positive.gather(u))
-        h = torch.where(kept, u * pull, 0)
-        g.scatter_add_(1, view.pairs.columns, h * slope)
-        return g, None if norm_slope is None else h * norm_slope
+        if self.each is None:
+            pull = times(pull, self.positive.factor(view.rows, positives.part))
+        g.scatter_add_(1, view.pairs.columns, positives.g * pull)
+        return g, None if positives.by_norm is None else positives.by_norm * pull
 
 
 def active_side(pairs: Pairs, active: Tensor, weight: Tensor) -> Tensor:
@@ -398,19 +448,24 @@ class HardestRows:
 
     def __init__(self, spec: LossSpec, n: int, like: Tensor):
         self.spec = spec
-        self.sweeps: list[Sweep] = [(self.collect, self._exchange)]
         self.sign = 1 if spec.gather[0] == "max" else -1  # the least of sign * s is sought among the positives
         self.positive = like.new_full((n,), math.inf)
         self.negative = like.new_full((n,), -math.inf)
         self.positive_column = torch.zeros(n, dtype=torch.long, device=like.device)
         self.negative_column = torch.zeros_like(self.positive_column)
 
+    @property
+    def sweeps(self) -> list[Sweep]:
+        """What looks at all tiles."""
+        return [(self.collect, self._exchange)]
+
     def collect(self, view: View) -> None:
         """The hardest pairs so far, and where they are."""
         s, rows = view.s, view.rows
         assert s is not None
         if view.pairs is not None and view.listed is not None:
-            hardest, slot = (view.listed * self.sign).masked_fill_(~view.pairs.positive, math.inf).min(1)
+            listed, positive = view.listed * self.sign, view.pairs.positive
+            hardest, slot = (listed if positive is None else listed.masked_fill_(~positive, math.inf)).min(1)
             column = view.pairs.columns.gather(1, slot[:, None])[:, 0] + view.column_offset
             harder = hardest < self.positive[rows]
             self.positive[rows] = torch.where(harder, hardest, self.positive[rows])

@@ -35,6 +35,11 @@ def unit(vectors: Tensor) -> Tensor:
     return torch.where(some, safe / torch.linalg.vector_norm(safe, dim=1, keepdim=True), 0)
 
 
+def _inverse(norms: Tensor, out: Tensor | None = None) -> Tensor:
+    """1 / norm, and 0 for vectors that have none."""
+    return torch.reciprocal(norms, out=out).nan_to_num_(posinf=0.0)
+
+
 class Vectors:
     """
     Args:
@@ -60,13 +65,17 @@ class Vectors:
         self._inverse: Tensor | None = None
         self._known = 0  # the norms of so many vectors have been computed, each when it is first asked for
         self._whole: Tensor | None = None
-        if normalize or keep_norm:
+        uses_norm = normalize or keep_norm
+        if whole or raw.numel() <= WHOLE:
+            self._known = len(raw)
+            self._whole = self._fetch(slice(0, self._known))
+            if uses_norm:
+                self._norm = torch.linalg.vector_norm(self._whole, dim=1)
+                self._inverse = _inverse(self._norm)
+                self._whole = self._prepare(self._whole, self._inverse)
+        elif uses_norm:
             self._norm = raw.new_empty(len(raw), dtype=dtype)
             self._inverse = torch.empty_like(self._norm)
-        if whole or raw.numel() <= WHOLE:
-            self._whole = self._fetch(slice(0, len(raw)))
-            self._learn_norms(len(raw))
-            self._whole = self._prepare(self._whole, self._inverse)
 
     def _learn_norms(self, stop: int) -> None:
         """Of all vectors up to there. In step with the products, a vector is fetched from memory once for both."""
@@ -74,7 +83,7 @@ class Vectors:
             return
         part = slice(self._known, stop)
         torch.linalg.vector_norm(self.block(part), dim=1, out=self._norm[part])
-        torch.reciprocal(self._norm[part], out=self._inverse[part]).nan_to_num_(posinf=0.0)
+        _inverse(self._norm[part], out=self._inverse[part])
         self._known = stop
 
     def _fetch(self, part: slice) -> Tensor:
@@ -83,7 +92,9 @@ class Vectors:
 
     def block(self, part: slice) -> Tensor:
         """The vectors of a range of rows, (b, D): prepared, or as they are if `fold` tells what is missing."""
-        return self._fetch(part) if self._whole is None else self._whole[part]
+        if self._whole is None:
+            return self._fetch(part)
+        return self._whole if part == slice(0, self._known) else self._whole[part]
 
     def fold(self, part: slice) -> Tensor | None:
         """(b,) what each of these vectors is still to be multiplied by, wherever it takes part in a product."""
@@ -122,17 +133,16 @@ class Vectors:
         """Turn the gradient by a range of prepared vectors (b, D), in place, into that by the caller's; `by_norm` (b,)
         is the gradient by their kept norms.
         """
-        height = max(1, WORK // max(1, grad.shape[1]))
-        work = grad.new_empty(min(height, len(grad)), grad.shape[1])
-        for inner in blocks(len(grad), height):
+        if not self.normalize and by_norm is None:
+            return
+        for inner in blocks(len(grad), max(1, WORK // max(1, grad.shape[1]))):
             outer = slice(part.start + inner.start, part.start + inner.stop)
             some, vectors, fold = grad[inner], self.block(outer), self.fold(outer)
             if self.normalize:
-                inverse = self._inverse_norms(outer)
-                radial = torch.mul(some, vectors, out=work[: len(some)]).sum(1)
+                radial = (some * vectors).sum(1)
                 if fold is not None:
                     radial = radial * fold * fold
-                some.addcmul_(vectors, radial[:, None], value=-1).mul_(inverse[:, None])
+                some.addcmul_(vectors, radial[:, None], value=-1).mul_(self._inverse_norms(outer)[:, None])
             if by_norm is not None:
                 along = by_norm[inner]
                 if fold is not None or not self.normalize:

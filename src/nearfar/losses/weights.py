@@ -1,6 +1,6 @@
 """Which rows count, and how much each adds to the result."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
@@ -27,7 +27,11 @@ def restored(values: Tensor, order: Tensor | None) -> Tensor:
     return values.index_select(0, inverse)
 
 
-def only(counted: Tensor | None, values: Tensor) -> Tensor:
+@overload
+def only(counted: Tensor | None, values: Tensor) -> Tensor: ...
+@overload
+def only(counted: Tensor | None, values: Tensor | float) -> Tensor | float: ...
+def only(counted: Tensor | None, values: Tensor | float) -> Tensor | float:
     """The values of the rows that count, zero for the others, whatever these hold."""
     return values if counted is None else torch.where(counted, values, 0)
 
@@ -38,7 +42,6 @@ class RowWeights:
         counted: (N,) whether the row's loss counts; it is zero otherwise. None if all do.
         weight: (N,) the caller's weights.
         pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
-        of_columns: what a term of the columns alone counts: once in the mean, and in the sum once for every row.
         sides: factors of the positive and the negative term of a split loss, a tensor (N,) or a number each.
     """
 
@@ -50,7 +53,10 @@ class RowWeights:
             self.counted = pairs.positives > 0
             if average != "positive":
                 self.counted &= pairs.negatives > 0
-        self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
+        if plan.row_weight is None:
+            self.weight = pairs.positives.new_ones(pairs.positives.shape, dtype=dtype)
+        else:
+            self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
         self.sides: Sides = (1.0, 1.0)
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
@@ -58,10 +64,9 @@ class RowWeights:
             if known is not None:
                 rows = torch.full_like(rows, known)
             self.sides = (present * (rows / with_positive.clamp_min(1)), 1.0)
-        self.of_columns = self.weight.new_ones(()) if plan.reduction == "mean" else self.weight.sum()
+        self.reduction = plan.reduction
         if upstream is not None:
             self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
-            self.of_columns = self.pull.sum()
         elif plan.reduction == "mean":
             share = self.weight if self.counted is None else self.weight * self.counted
             if average == "pairs":
@@ -69,6 +74,11 @@ class RowWeights:
             total = over_all_rows(pairs, share.sum())
             if known is not None:
                 total = torch.full_like(total, known)
-            self.pull = torch.where(total > 0, share / total, 0)
+            self.pull = share / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
         else:
             self.pull = self.weight
+
+    @property
+    def of_columns(self) -> Tensor:
+        """What a term of the columns alone counts: once in the mean, and in the sum once for every row."""
+        return self.pull.new_ones(()) if self.reduction == "mean" else self.pull.sum()
