@@ -820,12 +820,18 @@ def test_proxy_anchor_sample_weight_multiplies_the_exponentials() -> None:
     assert differs(weighted(X, W), evaluate(loss, X, W, LABELS))
 
 
-def test_n_pairs_of_the_paper() -> None:
+@pytest.mark.parametrize(
+    ("classes", "anchors", "positives"),
+    [
+        ([3, 1, 1, 3, 0, 7, 1, 3, 7], [0, 1, 5], [3, 2, 8]),  # class 0 has one sample
+        ([3, 1, 1, 3, 7, 7, 1, 3, 7], [0, 1, 4], [3, 2, 5]),  # as many of each
+    ],
+)
+def test_n_pairs_of_the_paper(classes: list[int], anchors: list[int], positives: list[int]) -> None:
     """One anchor and one positive per class are the first two samples; nothing else of the batch takes part."""
     x = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([3, 1, 1, 3, 0, 7, 1, 3, 7])
+    labels = torch.tensor(classes)
     weight = torch.rand(9, dtype=torch.float64)
-    anchors, positives = [0, 1, 5], [3, 2, 8]  # class 0 has one sample
     for reduction in ("mean", "sum", "none"):
         loss = losses.NPairsLoss(pairs="one_per_class", l2_weight=0.0, reduction=reduction)
         value = loss(x, labels, sample_weight=weight)
@@ -841,3 +847,5 @@ def test_n_pairs_of_the_paper() -> None:
         )
     with pytest.raises(ValueError, match="takes class ids"):
         losses.NPairsLoss(pairs="one_per_class")(x, labels, ref_emb=x, ref_labels=labels)
+    with pytest.warns(UserWarning, match="both a positive and a negative"):
+        assert losses.NPairsLoss(pairs="one_per_class", l2_weight=0.0)(x, torch.arange(9)) == 0

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.checks import check_angle, check_positive
-from nearfar.losses.loss import Loss, Reduction
+from nearfar.losses.loss import Given, Loss, Reduction
 from nearfar.losses.maps import AngularSlack, Linear
 from nearfar.losses.pair import NTXentLoss
 from nearfar.losses.pairs import ClassPairs, Pairs
@@ -92,14 +92,8 @@ class AngularLoss(Loss):
     def row_local(self) -> bool:
         return True
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         spec = self._npair_spec()
         n = len(embeddings)
         if not self.any_row_counts(pairs, spec.average):

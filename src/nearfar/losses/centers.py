@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearfar.losses import inputs
 from nearfar.losses.checks import check_angle, check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import ArcMargin, Linear
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Nearest, Relaxed
@@ -186,15 +186,9 @@ class CenterLoss(Loss):
     def proxies_are_rows(self) -> bool:
         return False
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
-        if labels is None or labels.ndim != 1 or ref_emb is not None:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, labels, sample_weight = given.embeddings, given.labels, given.sample_weight
+        if labels is None or labels.ndim != 1 or given.ref_emb is not None:
             raise ValueError("CenterLoss takes class ids as labels, and nothing else to compare with")
         inputs.check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])

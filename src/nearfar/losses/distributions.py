@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.checks import check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, Interpolated, Map, ShiftedHinge, nodes, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
@@ -62,14 +62,8 @@ class HistogramLoss(WholeBatchLoss):
         check_positive("n_bins", n_bins)
         self.n_bins = int(n_bins)
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         self.check_unweighted(sample_weight)
         numbers = _numbers(pairs)
         if not (all(numbers) or self.any_row_counts(pairs, "both")):
@@ -119,14 +113,8 @@ class IntraPairVarianceLoss(WholeBatchLoss):
         super().__init__(**options)
         self.pos_eps, self.neg_eps = pos_eps, neg_eps
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         self.check_unweighted(sample_weight)
         numbers = _numbers(pairs)
         if not self.any_row_counts(pairs, "all"):
@@ -207,21 +195,15 @@ class DynamicSoftMarginLoss(Loss):
     def spec(self) -> StripSpec:
         return StripSpec(self._triplets, average="active")
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         if not self.any_row_counts(pairs, "both"):
             return self.zero(embeddings, ref_emb, shape=(len(embeddings),) if self.reduction == "none" else ())
         histogram = self._blended(self._counts(pairs, embeddings, ref_emb, sample_weight))
         self._weights = histogram.cumsum(0)
         if self.training and torch.is_grad_enabled():
             self.histogram = histogram
-        return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+        return super().over_pairs(pairs, given)
 
     def _blended(self, counts: Tensor) -> Tensor:
         total = counts

@@ -492,6 +492,8 @@ class _Tiles:
             elif views[0].planes is not None and self.run.pool is not None:
                 views[0].s = self.run.pool.value(views[0].planes)
             yield views
+            if views[0].planes is not None:  # which it can be made of again
+                views[0].s = None
 
     def _place(self, i: slice, j: slice) -> Tensor | None:
         """Where the planes of a tile can stay until their gradient is formed."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
@@ -74,14 +74,8 @@ class LiftedStructureLoss(WholeBatchLoss):
         super().__init__(**options)
         self.neg_margin, self.pos_margin = neg_margin, pos_margin
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         self.check_unweighted(sample_weight)
         if ref_emb is not None:
             raise ValueError(

@@ -239,7 +239,7 @@ class Loss(Summand):
         if training:
             with torch.no_grad():
                 self.before_step(given.embeddings, given.labels)
-        loss = self.over_pairs(pairs, given.embeddings, given.ref_emb, given.labels, given.sample_weight)
+        loss = self.over_pairs(pairs, given)
         if training:
             self.after_step()
         return self._with_penalty(loss, pairs, given)
@@ -263,37 +263,30 @@ class Loss(Summand):
         """Whether the class vectors are the anchors, and the samples what they are compared with."""
         return self.spec().anchors == "proxies"
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         """The loss of these pairs of samples with the columns: the class weights, other samples, or (None) themselves.
 
         The formula does it, unless a loss has more to say than its `spec`.
         """
         spec = self.spec()
-        rows, columns = self.prepare(embeddings), ref_emb if self.weight is None else self.weight
+        rows, columns = self.prepare(given.embeddings), given.ref_emb if self.weight is None else self.weight
         bias: Tensor | None = self.bias
         spread = pairs.spread
         if spread is not None and spread.shard is not None:
             assert self.weight is not None
             columns = spread.shard.part(self.weight, self.vectors_per_class)
             bias = None if bias is None else spread.shard.part(bias)
-        row_weight, column_weight = sample_weight, None
+        row_weight, column_weight = given.sample_weight, None
         if spec.anchors == "proxies":
             assert columns is not None
             rows, columns = columns, rows
-            row_weight, column_weight = None if spread is None else spread.weight, sample_weight
+            row_weight, column_weight = None if spread is None else spread.weight, given.sample_weight
         mined = isinstance(spec, LossSpec) and spec.mining is not None
         pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
         if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
             shape = (len(pairs.positives),) if self.reduction == "none" else ()
             return self.zero(rows, columns, shape=shape)
-        parameters = self.row_parameters(pairs, embeddings, labels)
+        parameters = self.row_parameters(pairs, given.embeddings, given.labels)
         return self.evaluate(
             spec, pairs, rows, columns, bias, *parameters, row_weight=row_weight, column_weight=column_weight
         )

@@ -342,7 +342,8 @@ class Curriculum:
     def _parts(self, s: Tensor, n: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The value, which negatives are hard (1 or 0), and what the factor of these has beyond 1."""
         assert n is not None
-        hard = (s > torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)).to(s.dtype)
+        border = torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)
+        hard = (s - border).clamp_min_(0).sign_()  # s > border; comparisons are slow
         more = s.add(self.t - 1).mul_(hard)
         return torch.addcmul(s, s, more, out=out).mul_(self.scale), hard, more
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.checks import check_choice, check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, Hinge, Linear, SelfPaced
 from nearfar.losses.pairs import ClassPairs, Pairs
 from nearfar.losses.registry import register
@@ -197,21 +197,15 @@ class NPairsLoss(Loss):
             positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
         )
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         if self.row_local:
-            return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+            return super().over_pairs(pairs, given)
         if not isinstance(pairs, ClassPairs) or not pairs.same or pairs.row_order is None:
             raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
+        embeddings, sample_weight = given.embeddings, given.sample_weight
         # Sorted by class, the samples of one are neighbours.
         assert pairs.own is not None
-        if pairs.even:
+        if pairs.complete and pairs.even:
             first = pairs.own[:: pairs.widest]
         else:
             first = ((pairs.start == pairs.own) & (pairs.positives > 0)).nonzero()[:, 0]
@@ -411,24 +405,17 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
             normalize=(False, False),
         )
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         # Of centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of rows and columns that differ.
-        z = _centred(embeddings)
+        z = _centred(given.embeddings)
         power = z.square().sum(1, keepdim=True)
         silent = power <= torch.finfo(power.dtype).eps ** 2
         rows = torch.cat([-2 * z, torch.ones_like(power)], 1) / torch.where(silent, 1, power)
-        z = z if ref_emb is None else _centred(ref_emb)
+        z = z if given.ref_emb is None else _centred(given.ref_emb)
         columns = torch.cat([z, z.square().sum(1, keepdim=True)], 1)
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
-        weight = torch.ones_like(power[:, 0]) if sample_weight is None else sample_weight
+        weight = torch.ones_like(power[:, 0]) if given.sample_weight is None else given.sample_weight
         weight = torch.where(silent[:, 0], 0, weight)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 

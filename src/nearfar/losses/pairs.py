@@ -28,8 +28,15 @@ from nearfar.losses.spread import Spread
 class TilePairs(Protocol):
     """The pairs of one tile."""
 
-    columns: Tensor  # (b, K) tile columns
-    positive: Tensor | None  # (b, K) whether the slot holds a positive pair; None: all do
+    @property
+    def columns(self) -> Tensor:
+        """(b, K) tile columns."""
+        ...
+
+    @property
+    def positive(self) -> Tensor | None:
+        """(b, K) whether the slot holds a positive pair; None: all do."""
+        ...
 
     @property
     def nbytes(self) -> int: ...
@@ -227,14 +234,13 @@ def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass
 class _MaskedTile:
     columns: Tensor
-    positive: Tensor | None
+    positive: Tensor
     negative: Tensor  # (b, t)
     others: Tensor  # (b, t): negative or positive
 
     @property
     def nbytes(self) -> int:
-        held = self.columns, self.positive, self.negative, self.others
-        return sum(t.nbytes for t in held if t is not None)
+        return self.columns.nbytes + self.positive.nbytes + self.negative.nbytes + self.others.nbytes
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
         return v.masked_fill_(~(self.others if keep_positives else self.negative), value)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.checks import check_choice
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, through
 from nearfar.losses.pair import DISTANCES, DistanceKind
 from nearfar.losses.pairs import Pairs, table_of
@@ -80,16 +80,10 @@ class TripletMarginLoss(Loss):
             return super().listed_pairs(indices, rows, columns, same)
         return Triplets(indices[0], indices[1], indices[2], rows, columns)
 
-    def over_pairs(
-        self,
-        pairs: Pairs,
-        embeddings: Tensor,
-        ref_emb: Tensor | None,
-        labels: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         if not isinstance(pairs, Triplets):
-            return super().over_pairs(pairs, embeddings, ref_emb, labels, sample_weight)
+            return super().over_pairs(pairs, given)
         n = len(embeddings)
         if not len(pairs):
             return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
