@@ -16,6 +16,7 @@ from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.triplet import listed
+from nearfar.losses.weights import ordered
 from nearfar.losses.whole import WholeBatchLoss, strips
 
 
@@ -214,25 +215,28 @@ class DynamicSoftMarginLoss(Loss):
     def _counts(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None, sample_weight: Tensor | None) -> Tensor:
         """d_p - d_n of all triplets, each shared linearly by two bins; the last takes what falls past it."""
         counts = torch.zeros(self.num_bins + 2, dtype=torch.float64, device=embeddings.device)
-        weight = embeddings.new_ones(len(embeddings)) if sample_weight is None else sample_weight
-        weight = weight.double() if pairs.row_order is None else weight.double()[pairs.row_order]
+        weight = None if sample_weight is None else ordered(sample_weight.double(), pairs.row_order)
         for rows, s, positive, negative in strips(pairs, embeddings, ref_emb, self.memory_budget):
             distance = Distance("l2").value(s)
             d_p, filled = listed(distance, positive)
             for k in range(d_p.shape[1]):
                 bin_, share = self._bins(d_p[:, k, None] - distance)
-                kept = negative & filled[:, k, None]
-                bin_ = torch.where(kept, bin_, self.num_bins + 1).flatten()
-                each = weight[rows, None].expand_as(share)
-                low, high = ((each * part).flatten() for part in (1 - share, share))
-                counts += torch.bincount(bin_, low, minlength=self.num_bins + 2)
-                counts += torch.bincount((bin_ + 1).clamp_max_(self.num_bins + 1), high, minlength=self.num_bins + 2)
+                bin_ = torch.where(negative & filled[:, k, None], bin_, self.num_bins + 1).flatten()
+                share, each = share.double(), None
+                if weight is not None:
+                    share = share * weight[rows, None]
+                    each = weight[rows, None].expand_as(share).flatten()
+                number = torch.bincount(bin_, each, minlength=self.num_bins + 2)
+                shared = torch.bincount(bin_, share.flatten(), minlength=self.num_bins + 2)
+                counts += number - shared
+                counts[1:] += shared[:-1]
         return torch.cat([counts[: self.num_bins - 1], counts[self.num_bins - 1 : self.num_bins + 1].sum(0, True)])
 
     def _bins(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        position = (difference - self.min_val) * (self.num_bins / (-2 * self.min_val))
+        """The bins of d_p - d_n, which is used up, and how far into them these are."""
+        position = difference.sub_(self.min_val).mul_(self.num_bins / (-2 * self.min_val))
         bin_ = position.floor().clamp_(0, self.num_bins - 1)
-        return bin_.to(torch.int32), position - bin_
+        return bin_.to(torch.int32), position.sub_(bin_)
 
     def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         """sum_p sum_n F (d_p - d_n) is linear in the distances, F being constants: gather each distance's factor."""
@@ -242,7 +246,8 @@ class DynamicSoftMarginLoss(Loss):
         of_negatives, of_positives = torch.zeros_like(s), []
         with torch.no_grad():
             for k in range(d_p.shape[1]):
-                weight = weights[self._bins(d_p[:, k, None] - distance)[0]] * (negative & filled[:, k, None])
+                bin_, _ = self._bins(d_p[:, k, None] - distance)
+                weight = weights.index_select(0, bin_.flatten()).view_as(s).mul_(negative & filled[:, k, None])
                 of_negatives += weight
                 of_positives.append(weight.sum(1))
         losses = (torch.stack(of_positives, 1) * d_p).sum(1) - (of_negatives * distance).sum(1)
