@@ -88,7 +88,7 @@ class LogSumExp:
     def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """The statistic of the values `v` (b, t), which become exp(v - top)."""
         top = v.amax(1)
-        if v.shape[1] == 1:
+        if v.shape[1] == 1:  # of one value there is nothing to add up
             return top, v.copy_(v > -math.inf).sum(1)
         # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
         # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
