@@ -207,6 +207,16 @@ def test_memory_stays_within_the_budget(setting: Setting) -> None:
     assert n * (classes or n) * 4 > budget * 3  # so that the test is not vacuous
 
 
+def test_several_vectors_of_a_class_keep_their_planes_alone() -> None:
+    """Planes lie where the weights' gradient will be; what is pooled of them is made again, and takes no memory."""
+    n, classes = 64, 40_000
+    loss = losses.SubCenterArcFaceLoss(classes, 64, memory_budget=2_000_000)
+    x, labels = torch.randn(n, 64, requires_grad=True), torch.arange(n)
+    assert loss.weight is not None
+    peak = peak_bytes(lambda: loss(x, labels).backward())
+    assert peak - loss.weight.nbytes < n * classes * 4 / 2
+
+
 def peak_bytes(function: Callable[[], object]) -> int:
     """The most bytes that torch's allocator held at once during a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

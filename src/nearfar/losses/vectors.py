@@ -63,7 +63,7 @@ class Vectors:
         self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
         self._norm: Tensor | None = None
         self._inverse: Tensor | None = None
-        self._known = 0  # the norms of so many vectors have been computed, each when it is first asked for
+        self._known = 0  # so many vectors are prepared or, if there are many, have norms: each when first asked for
         self._whole: Tensor | None = None
         uses_norm = normalize or keep_norm
         if whole or raw.numel() <= WHOLE:
