@@ -33,7 +33,7 @@ def evaluate(
     s = (unit(x) if spec.normalize[0] else x) @ (unit(y) if spec.normalize[1] else y).t()
     if bias is not None:
         s = s + ordered(bias, pairs.column_order)
-    weights = RowWeights(plan, dtype)
+    weights = RowWeights(plan, rows.new_empty(0, dtype=dtype))
     masks = pairs.masks(slice(0, len(x)))
     penalty = None
     if isinstance(spec, StripSpec):

@@ -36,15 +36,14 @@ from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View, active_side
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.spread import over_all_rows
-from nearfar.losses.vectors import WORK, Vectors, blocks
+from nearfar.losses.vectors import WORK, Vectors, blocks, cut
 from nearfar.losses.weights import RowWeights, only, ordered, restored
 
 # A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
 # product to run at full speed.
 TILE = 2**20
 WIDEST = 2048  # columns of a tile
-NARROWEST = 512  # columns of a plane of a tile, where several vectors stand for a class
-SQUARE = 1024  # side of a tile of samples x samples; columns of one that is high
+SQUARE = 1024  # side of a tile of samples x samples; columns of one that is high, or of every plane of several
 # Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two
 # cores, AVX2).
 FEWEST_ROWS = 256
@@ -159,13 +158,13 @@ class _Run:
         self.log_weight = plan.column_weight
         if self.log_weight is not None:
             self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
-        self.n, self.m = len(self.pairs.positives), len(self.y.raw)
+        self.n, self.m = self.pairs.rows, len(self.y.raw)
         spread = self.pairs.spread
         self.shared = spread if spread is not None and spread.over == "columns" else None  # with other ranks
         self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
         self.per_class = 1 if self.pool is None else self.pool.size  # columns that the pairs have for one
         self.like = rows.new_empty(0, dtype=dtype)
-        self.weights = RowWeights(plan, dtype, upstream)
+        self.weights = RowWeights(plan, self.like, upstream)
         self.penalty: Tensor | None = None  # of the columns alone
         self.active: list[Tensor] = []  # the weighted numbers of active terms that strip functions report
 
@@ -222,8 +221,8 @@ class _Run:
     def _finish_rows(self, part: slice) -> None:
         """All products of these rows are in: turn their gradient into that by the caller's tensor."""
         if self.grad_x is not None:
-            by_norm = None if self.grad_norm_x is None else self.grad_norm_x[part]
-            self.x.to_raw(part, self.grad_x[part], by_norm)
+            by_norm = None if self.grad_norm_x is None else cut(self.grad_norm_x, part)
+            self.x.to_raw(part, cut(self.grad_x, part), by_norm)
 
     def _finish_columns(self, part: slice) -> None:
         """The same for columns, with what the pool adds for them alone."""
@@ -232,8 +231,8 @@ class _Run:
         if self.pool is not None:
             self._add_penalty(self.pool, part)
         if self.grad_y is not None:
-            by_norm = None if self.grad_norm_y is None else self.grad_norm_y[part]
-            self.y.to_raw(part, self.grad_y[part], by_norm)
+            by_norm = None if self.grad_norm_y is None else cut(self.grad_norm_y, part)
+            self.y.to_raw(part, cut(self.grad_y, part), by_norm)
 
     def _add_penalty(self, pool: Pool, part: slice) -> None:
         dimension = self.y.raw.shape[1]
@@ -244,7 +243,9 @@ class _Run:
                 return
             self.penalty = term[0] if self.penalty is None else self.penalty + term[0]
             if self.grad_y is not None:
-                self.grad_y[some].addcmul_(term[1].view(-1, dimension), self.weights.of_columns)
+                fold = self.y.fold(some)
+                pull = self.weights.of_columns if fold is None else self.weights.of_columns * fold
+                self.grad_y[some].addcmul_(term[1].view(-1, dimension), pull)
 
     def _gradients(self) -> Grads:
         grad_x = None if self.grad_x is None else self.x.restored(self.grad_x)
@@ -279,22 +280,29 @@ class _Run:
         tiles that stay in the cache. The first strip is kept in the place of the column gradient too.
         """
         # Where ranks share the columns, all must cut the rows alike: as the one with most columns does.
-        m = self.m
+        classes = max(1, self.m // self.per_class)
         if self.shared is not None and self.shared.shard is not None:
-            m = self.shared.shard.largest * self.per_class
+            classes = max(1, self.shared.shard.largest)
         fewest = min(FEWEST_ROWS, self.plan.tile)
-        most = max(fewest, self.plan.tile // max(1, min(SQUARE, m)))
-        kept = self.plan.budget // max(1, m * self.like.element_size())
-        beside = self.y.raw.shape[1] if self.needs[1] else 0  # rows that the gradient's place has room for
+        most = max(fewest, self.plan.tile // min(SQUARE, classes))
+        row = self.numbers(classes)
+        kept = self.plan.budget // (row * self.like.element_size())
+        gradient = classes * self.per_class * self.y.raw.shape[1]
+        beside = gradient // row if self.needs[1] else 0  # rows that the gradient's place has room for
         first = max(fewest, min(most, kept + beside))
         yield slice(0, min(first, self.n))
         for later in blocks(self.n - first, max(fewest, min(most, kept))):
             yield slice(first + later.start, first + later.stop)
 
     def _tiles_of(self, rows: slice) -> list[tuple[slice, slice]]:
-        wide = min(WIDEST, max(SQUARE, self.plan.tile // max(1, rows.stop - rows.start)))
-        wide = max(wide // self.per_class, min(wide, NARROWEST))
+        wide = SQUARE
+        if self.pool is None:
+            wide = min(WIDEST, max(SQUARE, self.plan.tile // max(1, rows.stop - rows.start)))
         return [(rows, part) for part in blocks(self.m // self.per_class, min(wide, self.plan.tile))]
+
+    def numbers(self, pairs: int) -> int:
+        """How many similarities take as much memory as keeping so many pairs does."""
+        return pairs if self.pool is None else pairs + self.pool.room(pairs)
 
     def _planes(self, columns: slice) -> list[slice]:
         """Of a tile's columns, as the pairs count them: those of the vectors, one plane for each that a class has."""
@@ -302,27 +310,25 @@ class _Run:
         return [slice(columns.start * k + plane, columns.stop * k, k) for plane in range(k)]
 
     def _similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
-        s = torch.mm(self.x.block(rows), self.y.block(columns).t(), out=out)
-        fold_x, fold_y = self.x.fold(rows), self.y.fold(columns)
-        if fold_x is not None:
-            s.mul_(fold_x[:, None])
-        if fold_y is not None:
-            s.mul_(fold_y)
+        s = self._fold(rows, columns, torch.mm(self.x.block(rows), self.y.block(columns).t(), out=out))
         return s if self.bias is None else s.add_(self.bias[columns])
 
-    def _add_products(self, i: slice, j: slice, g: Tensor, first: tuple[bool, bool] = (False, False)) -> None:
-        """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up.
+    def _fold(self, rows: slice, columns: slice, tile: Tensor) -> Tensor:
+        """Multiply a tile, in place, by what its vectors are still to be multiplied by."""
+        fold_x, fold_y = self.x.fold(rows), self.y.fold(columns)
+        if fold_x is not None:
+            tile.mul_(fold_x)
+        if fold_y is not None:
+            tile.mul_(fold_y.t())
+        return tile
 
-        Vectors that are not normalised themselves ask for a `g` that is; what can do without comes first.
-        """
-        fold_x, fold_y = self.x.fold(i), self.y.fold(j)
-        if self.grad_y is not None and fold_x is None:
-            _add_product(self.grad_y[j], g.t(), self.x.block(i), first[1])
+    def _add_products(self, i: slice, j: slice, g: Tensor, first: tuple[bool, bool] = (False, False)) -> None:
+        """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up."""
+        self._fold(i, j, g)
+        if self.grad_y is not None:
+            _add_product(cut(self.grad_y, j), g.t(), self.x.block(i), first[1])
         if self.grad_x is not None:
-            by_unit = g if fold_y is None else g.mul_(fold_y) if fold_x is None else g * fold_y
-            _add_product(self.grad_x[i], by_unit, self.y.block(j), first[0])
-        if self.grad_y is not None and fold_x is not None:
-            _add_product(self.grad_y[j], g.mul_(fold_x[:, None]).t(), self.x.block(i), first[1])
+            _add_product(cut(self.grad_x, i), g, self.y.block(j), first[0])
 
     def _group(self, group: _Group, spec: LossSpec) -> Tensor:
         n = group.rows.stop - group.rows.start
@@ -330,7 +336,7 @@ class _Run:
         if spec.gather[1] == "max":
             state = HardestRows(spec, n, self.like)
         else:
-            state = GatheredRows(spec, n, self.like, self.pairs.positives[group.rows])
+            state = GatheredRows(spec, n, self.like, self.pairs, group.rows)
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
         sweeps = state.sweeps
@@ -343,13 +349,13 @@ class _Run:
                 exchange(self.shared.ranks)
         rows = group.rows
         a, b = self.weights.sides
-        sides = a[rows] if isinstance(a, Tensor) else a, b[rows] if isinstance(b, Tensor) else b
+        sides = cut(a, rows) if isinstance(a, Tensor) else a, cut(b, rows) if isinstance(b, Tensor) else b
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
             of_positives, of_negatives = (active_side(self.pairs, a, self.weights.weight) for a in state.active())
             sides = of_positives, of_negatives
-        counted = None if self.weights.counted is None else self.weights.counted[rows]
-        losses = state.finish(self.weights.pull[rows], counted, sides)
+        counted = None if self.weights.counted is None else cut(self.weights.counted, rows)
+        losses = state.finish(cut(self.weights.pull, rows), counted, sides)
         if isinstance(state, HardestRows):
             self._scatter_gradient(rows, state.entries)
         elif self._wants_tiles:
@@ -378,8 +384,8 @@ class _Run:
         if self.pool is None:
             self._add_products(i, j, g, first=(j.start == 0, i.start == 0))
         else:
-            assert views[0].planes is not None
-            expanded = self.pool.expand(g, views[0].planes, out=views[0].scratch)
+            assert views[0].shares is not None and views[0].planes is not None
+            expanded = self.pool.expand(g, views[0].shares, out=views[0].planes)
             for k, (plane, columns) in enumerate(zip(expanded, self._planes(j), strict=True)):
                 self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
         if by_norm is not None and views[0].pairs is not None:
@@ -401,14 +407,15 @@ class _Run:
 
     def _scatter_gradient(self, rows: slice, entries: list[tuple[Tensor, Tensor]]) -> None:
         """The gradient of a tile that has one entry a row and kind: no products, only gathered vectors."""
+        fold_x = self.x.fold(rows)
         for columns, pull in entries:
+            pull = pull[:, None] if fold_x is None else pull[:, None] * fold_x
+            fold_y = self.y.fold_of(columns)
+            pull = pull if fold_y is None else pull * fold_y
             if self.grad_x is not None:
-                self.grad_x[rows].addcmul_(self.y.take(columns), pull[:, None])
+                self.grad_x[rows].addcmul_(self.y.take(columns), pull)
             if self.grad_y is not None:
-                fold = self.x.fold(rows)
-                self.grad_y.index_add_(
-                    0, columns, self.x.block(rows) * (pull if fold is None else pull * fold)[:, None]
-                )
+                self.grad_y.index_add_(0, columns, self.x.block(rows) * pull)
 
     def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
         """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
@@ -470,11 +477,11 @@ class _Tiles:
     def __init__(self, run: _Run, group: _Group, hold: bool, sweeps: int):
         self.run, self.group, self.hold = run, group, hold
         self.left = run.plan.budget if hold or sweeps > 1 else 0
-        self.used = 0
+        self.used = self.used_of_gradient = 0
         self.kept: dict[int, list[View]] = {}
-        # Similarities that one sweep uses up can all be computed in one place.
+        # Similarities that one sweep, or a pool, uses up can all be computed in one place.
         self.scratch: Tensor | None = None
-        if len(group.tiles) > 1 and sweeps == 1:
+        if len(group.tiles) > 1 and (sweeps == 1 or run.pool is not None):
             largest = max((i.stop - i.start) * (j.stop - j.start) for i, j in group.tiles)
             self.scratch = run.like.new_empty(largest * run.per_class)
 
@@ -482,29 +489,12 @@ class _Tiles:
         for index, (i, j) in enumerate(self.group.tiles):
             views = self.kept.get(index)
             if views is None:
-                pooled = self.run.pool is not None
-                place = self._place(i, j) if pooled else None  # planes are kept as they are
-                views = self._make(i, j, place)
-                if place is not None:
-                    self.kept[index] = views
-                elif not pooled:
+                if self.run.pool is None:
+                    views = self._make(i, j)
                     self._keep(index, i, j, views)
-            elif views[0].planes is not None and self.run.pool is not None:
-                views[0].s = self.run.pool.value(views[0].planes)
+                else:
+                    views = [self._make_pooled(index, i, j, self.run.pool)]
             yield views
-            if views[0].planes is not None:  # which it can be made of again
-                views[0].s = None
-
-    def _place(self, i: slice, j: slice) -> Tensor | None:
-        """Where the planes of a tile can stay until their gradient is formed."""
-        if not self.hold:
-            return None
-        size = (i.stop - i.start) * (j.stop - j.start) * self.run.per_class
-        place = self._place_of_gradient(i, j)
-        if place is None and size * self.run.like.element_size() <= self.left:
-            self.left -= size * self.run.like.element_size()
-            place = self._allot(size)
-        return place
 
     def _keep(self, index: int, i: slice, j: slice, views: list[View]) -> None:
         place = self._place_of_gradient(i, j)
@@ -527,18 +517,20 @@ class _Tiles:
             views[0].scratch = self._scratch(i, j)
 
     def _place_of_gradient(self, i: slice, j: slice) -> Tensor | None:
-        grad, k = self.run.grad_y, self.run.per_class
-        rows, columns = i.stop - i.start, (j.stop - j.start) * k
+        grad = self.run.grad_y
         # Only the first strip's: its product is what that place is written to first.
         if not (self.hold and self.run.overwritten and grad is not None and i.start == 0):
             return None
         if self.left == 0 or len(self.group.tiles) == 1:
             return None
-        # Rows that outnumber the dimensions need more than the tile's own part: the first tiles then reach into those
-        # of later ones, which are written to only after these have been used, and the last find no place here.
-        start = j.start * k * max(rows, grad.shape[1])
-        stop = start + rows * columns
-        return None if stop > grad.numel() else grad.view(-1)[start:stop]
+        # What needs more than the tile's own part reaches into those of later ones, which are written to only after
+        # this has been used; the last find no place here.
+        start = max(self.used_of_gradient, j.start * self.run.per_class * grad.shape[1])
+        stop = start + self.run.numbers((i.stop - i.start) * (j.stop - j.start))
+        if stop > grad.numel():
+            return None
+        self.used_of_gradient = stop
+        return grad.view(-1)[start:stop]
 
     def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:
@@ -549,38 +541,42 @@ class _Tiles:
 
     def _scratch(self, i: slice, j: slice) -> Tensor | None:
         rows, columns = i.stop - i.start, j.stop - j.start
-        if self.scratch is None:
-            return None
-        if self.run.pool is None:
-            return self.scratch[: rows * columns].view(rows, columns)
-        return self.scratch[: rows * columns * self.run.per_class].view(-1, rows, columns)
+        return None if self.scratch is None else self.scratch[: rows * columns].view(rows, columns)
 
-    def _make(self, i: slice, j: slice, place: Tensor | None) -> list[View]:
-        run, start = self.run, self.group.rows.start
-        own = slice(i.start - start, i.stop - start)
-        scratch = self._scratch(i, j)
-        if run.pool is not None:
-            planes = run.like.new_empty(0) if scratch is None else scratch
-            if place is not None or scratch is None:
-                size = run.per_class, i.stop - i.start, j.stop - j.start
-                planes = run.like.new_empty(size) if place is None else place.view(size)
-            for plane, columns in zip(planes, run._planes(j), strict=True):
-                run._similarities(i, columns, plane)
-            view = self._view(own, run.pool.value(planes), i, j)
-            view.planes = planes
-            view.scratch = planes if place is None else scratch
-            return [view]
-        s = run._similarities(i, j, scratch)
-        views = [self._view(own, s, i, j)]
-        if run.plan.same and i.start != j.start:
-            views.append(self._view(j, s.t(), j, i))
+    def _make(self, i: slice, j: slice) -> list[View]:
+        s = self.run._similarities(i, j, self._scratch(i, j))
+        views = [self._view(s, i, j)]
+        if self.run.plan.same and i.start != j.start:
+            views.append(self._view(s.t(), j, i))
         return views
 
-    def _view(self, rows: slice, s: Tensor, i: slice, j: slice) -> View:
-        run = self.run
+    def _make_pooled(self, index: int, i: slice, j: slice, pool: Pool) -> View:
+        """Of planes that stay in the scratch memory: what is kept is what they are pooled to, and their shares."""
+        run, pairs = self.run, (i.stop - i.start) * (j.stop - j.start)
+        size = pool.size, i.stop - i.start, j.stop - j.start
+        planes = run.like.new_empty(size) if self.scratch is None else self.scratch[: pool.size * pairs].view(size)
+        for plane, columns in zip(planes, run._planes(j), strict=True):
+            run._similarities(i, columns, plane)
+        if not run._wants_tiles:
+            return self._view(pool.value(planes), i, j)
+        place = self._place_of_gradient(i, j)
+        taken = run.numbers(pairs) * run.like.element_size()
+        if place is None and self.hold and taken <= self.left:
+            self.left -= taken
+            place = self._allot(run.numbers(pairs))
+        s, shares = pool.gather(planes, None if place is None else place[pairs:])
+        view = self._view(s, i, j)
+        view.shares, view.planes = shares, planes
+        if place is not None:
+            view.keep, view.store = True, place[:pairs].view(s.shape)
+            self.kept[index] = [view]
+        return view
+
+    def _view(self, s: Tensor, i: slice, j: slice) -> View:
+        run, start = self.run, self.group.rows.start
         pairs = run.pairs.tile(i, j)
         return View(
-            rows,
+            slice(i.start - start, i.stop - start),
             s,
             pairs,
             listed=None if pairs is None else s.gather(1, pairs.columns),

@@ -284,7 +284,7 @@ class Loss(Summand):
         mined = isinstance(spec, LossSpec) and spec.mining is not None
         pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
         if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
-            shape = (len(pairs.positives),) if self.reduction == "none" else ()
+            shape = (pairs.rows,) if self.reduction == "none" else ()
             return self.zero(rows, columns, shape=shape)
         parameters = self.row_parameters(pairs, given.embeddings, given.labels)
         return self.evaluate(
@@ -336,7 +336,7 @@ class Loss(Summand):
         rank's generator draws for the rows of all.
         """
         counts = None if pairs.spread is None else pairs.spread.counts
-        n = len(pairs.positives) if counts is None else sum(counts)
+        n = pairs.rows if counts is None else sum(counts)
         drawn = torch.rand(n, dtype=like.dtype, device=like.device)
         if self.distribution is None:
             return drawn

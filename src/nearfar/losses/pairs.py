@@ -53,12 +53,21 @@ class Pairs(Protocol):
 
     row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: as they come
     column_order: Tensor | None
+    rows: int  # N
     columns: int  # M
     towers: int | None  # where the second tower begins, if rows are compared across two towers of one set alone
-    positives: Tensor  # (N,) how many of each kind a row has
-    negatives: Tensor
     complete: bool  # every row has both kinds, and there is a row
     spread: Spread | None  # how rows or columns are shared out among ranks; None: all are here
+
+    @property
+    def positives(self) -> Tensor:
+        """(N,) how many of this kind a row has, on all ranks that share its columns."""
+        ...
+
+    @property
+    def negatives(self) -> Tensor:
+        """(N,) the same."""
+        ...
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         """The pairs of a tile; None where all are negative."""
@@ -97,7 +106,7 @@ class ClassPairs:
     """Pairs by class: row r is positive with the sorted columns start[r] .. stop[r]-1, itself excepted.
 
     Args:
-        start, stop: (N,) the interval of every row among the sorted columns.
+        start, stop: (N,) the interval of every row among the sorted columns; None: `widths` tells how long it is.
         columns: M.
         column_order: what sorts the columns, if they are not sorted as they come.
         same: rows and columns are the same samples, sorted alike; row r's own column is r.
@@ -108,11 +117,12 @@ class ClassPairs:
 
     towers: int | None = None
     spread: Spread | None = None
+    everywhere: tuple[Tensor, Tensor] | None = None  # positives and negatives, where other ranks have more of them
 
     def __init__(
         self,
         start: Tensor,
-        stop: Tensor,
+        stop: Tensor | None,
         columns: int,
         column_order: Tensor | None = None,
         same: bool = False,
@@ -120,20 +130,35 @@ class ClassPairs:
         row_order: Tensor | None = None,
         widths: tuple[int, int] | None = None,
     ):
-        self.start, self.stop, self.columns, self.same = start, stop, columns, same
+        self.start, self._stop, self.same = start, stop, same
+        self.rows, self.columns = len(start), columns
         self.column_order = column_order
         self.row_order = column_order if same else row_order
         self.own = torch.arange(columns, device=start.device) if same else own
-        listed = stop - start
-        itself = int(self.own is not None)
-        self.positives = listed - itself if itself else listed
-        self.negatives = columns - listed
         if widths is None:
-            low, high = torch.aminmax(listed) if len(listed) else (0, 0)
+            assert stop is not None
+            low, high = torch.aminmax(stop - start) if self.rows else (0, 0)
             widths = int(low), int(high)
         fewest, self.widest = widths
-        self.complete = itself < fewest and self.widest < columns
+        self.complete = self._itself < fewest and self.widest < columns
         self.even = fewest == self.widest  # every row lists as many columns
+
+    @property
+    def stop(self) -> Tensor:
+        return self.start + self.widest if self._stop is None else self._stop
+
+    @property
+    def _itself(self) -> int:
+        """How many of the columns that a row lists are its own."""
+        return int(self.own is not None)
+
+    @functools.cached_property
+    def positives(self) -> Tensor:
+        return self.stop - self.start - self._itself if self.everywhere is None else self.everywhere[0]
+
+    @functools.cached_property
+    def negatives(self) -> Tensor:
+        return self.start - self.stop + self.columns if self.everywhere is None else self.everywhere[1]
 
     @classmethod
     def among_samples(cls, ids: Tensor) -> "ClassPairs":
@@ -160,7 +185,7 @@ class ClassPairs:
     @classmethod
     def to_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
         """Samples × classes: one positive column each."""
-        return cls(ids, ids + 1, classes, widths=(1, 1) if len(ids) else (0, 0))
+        return cls(ids, None, classes, widths=(1, 1) if len(ids) else (0, 0))
 
     @classmethod
     def of_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
@@ -184,13 +209,13 @@ class ClassPairs:
         slots = min(self.widest, columns.stop - columns.start)
         if slots == 0:
             return None
-        first, last = self.start[rows, None], self.stop[rows, None]
+        first = self.start[rows, None]
         if not whole:
             first = first.clamp(columns.start, columns.stop) - columns.start
-            last = last.clamp(columns.start, columns.stop) - columns.start
         column = first + torch.arange(slots, device=first.device) if slots > 1 else first
         positive = lists = own = None
         if not (whole and self.even):  # there are empty slots: they repeat the last listed column
+            last = self.stop[rows, None].clamp(columns.start, columns.stop) - columns.start
             positive, lists = column < last, first < last
             column = torch.minimum(column, last - 1).clamp_min_(0)
         if self.own is not None:
@@ -215,10 +240,13 @@ class TowerPairs(ClassPairs):
 
     def __init__(self, n: int, device: torch.device):
         partner = torch.arange(2 * n, device=device).roll(n)
-        super().__init__(partner, partner + 1, 2 * n)
+        super().__init__(partner, None, 2 * n, widths=(1, 1) if n else (0, 0))
         self.towers = n
-        self.negatives = self.negatives - n
         self.complete = n > 1
+
+    @functools.cached_property
+    def negatives(self) -> Tensor:
+        return super().negatives - self.rows // 2
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         assert self.towers is not None
@@ -267,7 +295,7 @@ class MaskPairs:
     spread: Spread | None = None
 
     def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
-        self.mask, self.columns = mask, columns
+        self.mask, self.rows, self.columns = mask, rows, columns
         counts = [
             torch.stack([side.sum(1) for side in mask(slice(i, min(i + block, rows)), slice(0, columns))])
             for i in range(0, rows, block)

@@ -1,8 +1,9 @@
 """Pools: the similarity to a class that has K vectors, made of the similarities to each.
 
 Planes come first: `s` (K, b, t) are the similarities of b rows to the k-th vectors of t classes, so that every step is
-one over whole planes. `value` gives the classes' similarities (b, t); `expand` turns the gradient by these into that by
-`s`. `penalty` is a term of the class vectors alone, which some losses add, with its gradient.
+one over whole planes. `value` gives the classes' similarities (b, t), plainly. The engine has them from `gather`, with
+the *shares* that the vectors have in them: all that `expand` needs to turn the gradient by them into that by `s`.
+`penalty` is a term of the class vectors alone, which some losses add, with its gradient.
 """
 
 from dataclasses import dataclass
@@ -20,9 +21,21 @@ class Pool(Protocol):
         """K."""
         ...
 
-    def value(self, s: Tensor) -> Tensor: ...
+    def value(self, s: Tensor) -> Tensor:
+        """(b, t), differentiable."""
+        ...
 
-    def expand(self, g: Tensor, s: Tensor, out: Tensor | None = None) -> Tensor: ...
+    def room(self, pairs: int) -> int:
+        """How many similarities take as much memory as the shares of so many pairs."""
+        ...
+
+    def gather(self, s: Tensor, room: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The value and the shares: these in `room`, which is flat; without it `s` may be used up for them."""
+        ...
+
+    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> Tensor:
+        """The gradient by `s`, in `out`, which may be where the shares are."""
+        ...
 
     def penalty(self, units: Tensor) -> tuple[Tensor, Tensor] | None:
         """Of the normalised vectors (t, K, D) of some classes: the term's sum over them, and its gradient."""
@@ -36,16 +49,38 @@ def relaxed_similarity(s: Tensor, gamma: float, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Nearest:
-    """max_k s_k; vectors that are equally near share the gradient."""
+    """max_k s_k, of equal ones the first. The shares (b, t) say which k it is.
+
+    Comparisons are written as numbers: passes that make or read booleans take several times as long.
+    """
 
     size: int
 
     def value(self, s: Tensor) -> Tensor:
-        return s.amax(0)
+        return s.max(0).values
 
-    def expand(self, g: Tensor, s: Tensor, out: Tensor | None = None) -> Tensor:
-        nearest = s == s.amax(0)
-        return torch.mul(nearest, g / nearest.sum(0), out=out)
+    def room(self, pairs: int) -> int:
+        return -(-pairs * self._number.itemsize // torch.float32.itemsize)
+
+    @property
+    def _number(self) -> torch.dtype:
+        return torch.int8 if self.size < 128 else torch.int16
+
+    def gather(self, s: Tensor, room: Tensor | None) -> tuple[Tensor, Tensor]:
+        top = s[0].clone()
+        room = s.new_empty(self.room(top.numel())) if room is None else room
+        nearest = room.view(self._number)[: top.numel()].view(top.shape).zero_()
+        for k in range(1, self.size):
+            nearer = torch.gt(s[k], top, out=torch.empty_like(nearest))
+            torch.maximum(nearest, nearer.mul_(k), out=nearest)
+            torch.maximum(top, s[k], out=top)
+        return top, nearest
+
+    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> Tensor:
+        nearest = shares.to(g.dtype)
+        for k, plane in enumerate(out):
+            torch.eq(nearest, k, out=plane).mul_(g)
+        return out
 
     def penalty(self, units: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
@@ -55,7 +90,8 @@ class Nearest:
 class Relaxed:
     """SoftTriple's sum_k softmax_k(s_k / gamma) s_k, and its penalty share * sum_c sum_{t < s} |w_t - w_s|.
 
-    1e-5 is added under the root, as in the authors' code: the slope of a merged pair stays finite.
+    The shares (K, b, t) are its derivatives times gamma. The penalty has 1e-5 added under the root, as in the authors'
+    code: the slope of a merged pair stays finite.
     """
 
     size: int
@@ -65,12 +101,22 @@ class Relaxed:
     def value(self, s: Tensor) -> Tensor:
         return relaxed_similarity(s, self.gamma, 0)
 
-    def expand(self, g: Tensor, s: Tensor, out: Tensor | None = None) -> Tensor:
-        weight = torch.softmax(s / self.gamma, 0)
-        pooled = (weight * s).sum(0)
+    def room(self, pairs: int) -> int:
+        return pairs * self.size
+
+    def gather(self, s: Tensor, room: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight = s / self.gamma  # then its softmax, in place
+        weight.sub_(weight.amax(0)).exp_()
+        weight.div_(weight.sum(0))
+        pooled = weight[0] * s[0]
+        for k in range(1, self.size):
+            pooled.addcmul_(weight[k], s[k])
         # d pooled / d s_k = weight_k (1 + (s_k - pooled) / gamma)
-        slope = torch.sub(s, pooled - self.gamma, out=out).mul_(weight)
-        return slope.mul_(g / self.gamma)
+        shares = torch.sub(s, pooled - self.gamma, out=s if room is None else room.view(s.shape))
+        return pooled, shares.mul_(weight)
+
+    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> Tensor:
+        return torch.mul(shares, g / self.gamma, out=out)
 
     def penalty(self, units: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.size == 1 or self.share == 0:

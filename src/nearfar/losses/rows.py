@@ -40,15 +40,15 @@ class View:
     row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
     column_norm: Tensor | None = None  # (t,) the columns', where s keeps them
     target: Tensor | None = None  # (b, 1) the rows' similarities to their own class, where f_n asks for them
-    planes: Tensor | None = None  # (K, b, t) the similarities that a pool makes `s` of
+    shares: Tensor | None = None  # of several vectors of a class in `s`: what a pool says of them
+    planes: Tensor | None = None  # (K, b, t) memory for the gradient by each
 
     @property
     def nbytes(self) -> int:
         """What keeping it takes."""
         assert self.s is not None
-        similarities = self.s if self.planes is None else self.planes
         listed = 0 if self.listed is None else 3 * self.listed.nbytes  # with their terms and slopes
-        return similarities.nbytes + listed + (0 if self.pairs is None else self.pairs.nbytes)
+        return self.s.nbytes + listed + (0 if self.pairs is None else self.pairs.nbytes)
 
     def pair_norm(self, pairs: TilePairs) -> Tensor | None:
         """(b, K) the norms of the listed pairs."""
@@ -262,22 +262,26 @@ def times(x: Tensor, factor: Tensor | float) -> Tensor:
     return x if isinstance(factor, float) and factor == 1 else x * factor
 
 
+def _alike(a: Tensor | float, b: Tensor | float) -> bool:
+    """Whether two factors are known to be the same."""
+    return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)
+
+
 Sweep = tuple[Callable[[View], None], Callable[[Ranks], None]]  # what sees every tile, and what ranks then exchange
 
 
 class GatheredRows:
     """The state of rows whose every pair counts: lse, sum and mean."""
 
-    def __init__(self, spec: LossSpec, n: int, like: Tensor, positives: Tensor):
-        self.spec = spec
-        self.count = positives
+    def __init__(self, spec: LossSpec, n: int, like: Tensor, pairs: Pairs, rows: slice):
+        self.spec, self.pairs, self.rows = spec, pairs, rows
         count = spec.average == "active"
         self.negative = Sum(n, like, count=count) if spec.gather[1] == "sum" else LogSumExp(n, like)
         self.positive: LogSumExp | Sum
         if spec.gather[0] in ("lse", "softmin"):
             self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(n, like)
         else:
-            self.positive = Sum(n, like, positives if spec.gather[0] == "mean" else None, count)
+            self.positive = Sum(n, like, pairs.positives[rows] if spec.gather[0] == "mean" else None, count)
         self.each: EachPositive | None = None
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
@@ -336,7 +340,7 @@ class GatheredRows:
 
     def _of_each_positive(self) -> EachPositive:
         if self.each is None:
-            self.each = EachPositive(self.negative.value(), self.count)
+            self.each = EachPositive(self.negative.value(), self.pairs.positives[self.rows])
         return self.each
 
     def _hold(self, view: View, gradient: bool) -> Held:
@@ -385,8 +389,10 @@ class GatheredRows:
             part = self._of_each_positive().gather(view.rows, u)
         else:
             part = self.positive.gather(u)
-            if isinstance(self.positive, Sum):
-                u.fill_(1) if kept is None else u.copy_(kept)
+            if isinstance(self.positive, Sum):  # d P / d u is 1
+                if kept is None and isinstance(slope, Tensor):
+                    return HeldPositives(slope, norm_slope, part)
+                u = torch.ones_like(u) if kept is None else u.copy_(kept)
         return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope, part)
 
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
@@ -402,11 +408,12 @@ class GatheredRows:
             a, b = sides[0] * self.spec.side_scale[0], sides[1] * self.spec.side_scale[1]
             loss_p, by_p = activate(self.spec.act, self.positive.value())
             loss_n, by_n = activate(self.spec.act, self.negative.value())
-            losses, by_p, by_n = times(loss_p, a) + times(loss_n, b), by_p * a, by_n * b
+            losses = times(loss_p + loss_n, a) if _alike(a, b) else times(loss_p, a) + times(loss_n, b)
+            by_p, by_n = by_p * a, by_n * b
         weight = only(counted, weight)
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
         self.pull_p = times(weight, only(counted, by_p))
-        self.pull_n = self.pull_p if by_n is by_p else times(weight, only(counted, by_n))
+        self.pull_n = self.pull_p if _alike(by_p, by_n) else times(weight, only(counted, by_n))
         return only(counted, losses)
 
     def active(self) -> tuple[Tensor, Tensor]:

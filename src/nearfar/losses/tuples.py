@@ -86,7 +86,7 @@ class TuplePairs(MaskPairs):
 
     def __init__(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool):
         a1, p, a2, n = as_pairs(indices)
-        self.columns = columns
+        self.rows, self.columns = rows, columns
         self.mask = self._cut
         self.listed = _pair_list(a1, p, rows, columns, same), _pair_list(a2, n, rows, columns, same)
         if _meet(*self.listed):

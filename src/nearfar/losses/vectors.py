@@ -1,8 +1,8 @@
 """One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the loss
 says so.
 
-A large matrix of class weights is never copied nor normalised: its products are scaled instead (`fold`). Where vectors
-are normalised, a zero vector stays zero, and so does its gradient.
+A large matrix of class weights is never copied nor normalised: its products are scaled instead (`fold`), and so is what
+its gradient is a product of. Where vectors are normalised, a zero vector stays zero, and so does its gradient.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,11 @@ WORK = 2**18  # elements of the vectors whose gradients are turned at a time: th
 def blocks(n: int, size: int) -> Iterator[slice]:
     """Cut range(n) into slices of `size`, the last perhaps smaller."""
     return (slice(i, min(i + size, n)) for i in range(0, n, max(1, size)))
+
+
+def cut(values: Tensor, part: slice) -> Tensor:
+    """values[part], without an operation where that is all of them."""
+    return values if part == slice(0, values.shape[0]) else values[part]
 
 
 def norms(vectors: Tensor) -> Tensor:
@@ -70,11 +75,12 @@ class Vectors:
             self._known = len(raw)
             self._whole = self._fetch(slice(0, self._known))
             if uses_norm:
-                self._norm = torch.linalg.vector_norm(self._whole, dim=1)
+                self._norm = torch.linalg.vector_norm(self._whole, dim=1, keepdim=True)
                 self._inverse = _inverse(self._norm)
-                self._whole = self._prepare(self._whole, self._inverse)
+                if normalize:
+                    self._whole = self._whole * self._inverse
         elif uses_norm:
-            self._norm = raw.new_empty(len(raw), dtype=dtype)
+            self._norm = raw.new_empty(len(raw), 1, dtype=dtype)
             self._inverse = torch.empty_like(self._norm)
 
     def _learn_norms(self, stop: int) -> None:
@@ -82,72 +88,73 @@ class Vectors:
         if self._norm is None or self._inverse is None or stop <= self._known:
             return
         part = slice(self._known, stop)
-        torch.linalg.vector_norm(self.block(part), dim=1, out=self._norm[part])
+        torch.linalg.vector_norm(self.block(part), dim=1, keepdim=True, out=self._norm[part])
         _inverse(self._norm[part], out=self._inverse[part])
         self._known = stop
 
     def _fetch(self, part: slice) -> Tensor:
-        raw = self.raw[part] if self.order is None else self.raw.index_select(0, self.order[part])
+        raw = cut(self.raw, part) if self.order is None else self.raw.index_select(0, cut(self.order, part))
         return raw.to(self.dtype)
 
     def block(self, part: slice) -> Tensor:
         """The vectors of a range of rows, (b, D): prepared, or as they are if `fold` tells what is missing."""
-        if self._whole is None:
-            return self._fetch(part)
-        return self._whole if part == slice(0, self._known) else self._whole[part]
+        return self._fetch(part) if self._whole is None else cut(self._whole, part)
 
     def fold(self, part: slice) -> Tensor | None:
-        """(b,) what each of these vectors is still to be multiplied by, wherever it takes part in a product."""
-        if self._whole is not None or not self.normalize:
-            return None
-        return self._inverse_norms(part)
+        """(b, 1) what each of these vectors is still to be multiplied by, wherever it takes part in a product; its
+        gradient is, too.
+        """
+        return self._inverse_norms(part) if self._folded else None
+
+    def fold_of(self, index: Tensor) -> Tensor | None:
+        """The same, of the vectors listed."""
+        return self._inverse_norms(slice(0, len(self.raw)))[index] if self._folded else None
+
+    @property
+    def _folded(self) -> bool:
+        return self._whole is None and self.normalize
 
     def norms(self, part: slice) -> Tensor:
         """(b,) the norms, if they are kept."""
         assert self._norm is not None
         self._learn_norms(part.stop)
-        return self._norm[part]
+        return cut(self._norm, part)[:, 0]
 
     def _inverse_norms(self, part: slice) -> Tensor:
         assert self._inverse is not None
         self._learn_norms(part.stop)
-        return self._inverse[part]
+        return cut(self._inverse, part)
 
     def units(self, part: slice) -> Tensor:
         """The vectors of a range of rows, divided by their norms whatever the loss compares."""
         vectors = self.block(part)
-        return vectors if self._whole is not None and self.normalize else vectors * self._inverse_norms(part)[:, None]
+        return vectors if self._whole is not None and self.normalize else vectors * self._inverse_norms(part)
 
     def take(self, index: Tensor) -> Tensor:
-        """The prepared vectors of the rows listed, (b, D)."""
+        """What `block` has of the vectors listed, (b, D)."""
         if self._whole is not None:
             return self._whole[index]
-        self._learn_norms(len(self.raw))
-        raw = self.raw[index if self.order is None else self.order[index]].to(self.dtype)
-        return self._prepare(raw, self._inverse if self._inverse is None else self._inverse[index])
-
-    def _prepare(self, raw: Tensor, inverse: Tensor | None) -> Tensor:
-        return raw * inverse[:, None] if self.normalize and inverse is not None else raw
+        return self.raw[index if self.order is None else self.order[index]].to(self.dtype)
 
     def to_raw(self, part: slice, grad: Tensor, by_norm: Tensor | None) -> None:
-        """Turn the gradient by a range of prepared vectors (b, D), in place, into that by the caller's; `by_norm` (b,)
-        is the gradient by their kept norms.
+        """Turn the gradient by a range of prepared vectors (b, D), which `fold` has scaled, in place, into that by the
+        caller's; `by_norm` (b,) is the gradient by their kept norms.
         """
         if not self.normalize and by_norm is None:
             return
         for inner in blocks(len(grad), max(1, WORK // max(1, grad.shape[1]))):
             outer = slice(part.start + inner.start, part.start + inner.stop)
-            some, vectors, fold = grad[inner], self.block(outer), self.fold(outer)
+            some, vectors, fold = cut(grad, inner), self.block(outer), self.fold(outer)
             if self.normalize:
-                radial = (some * vectors).sum(1)
-                if fold is not None:
-                    radial = radial * fold * fold
-                some.addcmul_(vectors, radial[:, None], value=-1).mul_(self._inverse_norms(outer)[:, None])
+                radial = (some * vectors).sum(1, keepdim=True)
+                some.addcmul_(vectors, radial if fold is None else radial * fold * fold, value=-1)
+                if fold is None:
+                    some.mul_(self._inverse_norms(outer))
             if by_norm is not None:
-                along = by_norm[inner]
+                along = cut(by_norm, inner)[:, None]
                 if fold is not None or not self.normalize:
                     along = along * self._inverse_norms(outer)
-                some.addcmul_(vectors, along[:, None])
+                some.addcmul_(vectors, along)
 
     def restored(self, grad: Tensor) -> Tensor:
         """The gradient in the caller's order and precision."""

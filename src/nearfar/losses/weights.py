@@ -1,5 +1,6 @@
 """Which rows count, and how much each adds to the result."""
 
+import functools
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -40,23 +41,20 @@ class RowWeights:
     """
     Attributes, all in the engine's order:
         counted: (N,) whether the row's loss counts; it is zero otherwise. None if all do.
-        weight: (N,) the caller's weights.
         pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
         sides: factors of the positive and the negative term of a split loss, a tensor (N,) or a number each.
     """
 
-    def __init__(self, plan: "Plan", dtype: torch.dtype, upstream: Tensor | None = None):
-        average, pairs = plan.spec.average, plan.pairs
+    def __init__(self, plan: "Plan", like: Tensor, upstream: Tensor | None = None):
+        average, pairs, dtype = plan.spec.average, plan.pairs, like.dtype
+        self.n, self.like, self.reduction = pairs.rows, like, plan.reduction
         known = None if pairs.spread is None else pairs.spread.total
         self.counted: Tensor | None = None
         if not pairs.complete and average in ("both", "pairs", "positive"):
             self.counted = pairs.positives > 0
             if average != "positive":
                 self.counted &= pairs.negatives > 0
-        if plan.row_weight is None:
-            self.weight = pairs.positives.new_ones(pairs.positives.shape, dtype=dtype)
-        else:
-            self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
+        self._given = None if plan.row_weight is None else ordered(plan.row_weight, pairs.row_order).to(dtype)
         self.sides: Sides = (1.0, 1.0)
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
@@ -64,9 +62,11 @@ class RowWeights:
             if known is not None:
                 rows = torch.full_like(rows, known)
             self.sides = (present * (rows / with_positive.clamp_min(1)), 1.0)
-        self.reduction = plan.reduction
+        even = self._given is None and self.counted is None and pairs.spread is None and average != "pairs"
         if upstream is not None:
             self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+        elif plan.reduction == "mean" and even:
+            self.pull = like.new_full((self.n,), 1 / max(1, self.n))
         elif plan.reduction == "mean":
             share = self.weight if self.counted is None else self.weight * self.counted
             if average == "pairs":
@@ -77,6 +77,11 @@ class RowWeights:
             self.pull = share / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
         else:
             self.pull = self.weight
+
+    @functools.cached_property
+    def weight(self) -> Tensor:
+        """(N,) the caller's weights."""
+        return self.like.new_ones(self.n) if self._given is None else self._given
 
     @property
     def of_columns(self) -> Tensor:

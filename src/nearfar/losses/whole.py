@@ -40,7 +40,7 @@ def positive_pairs(pairs: Pairs, size: int, above_diagonal: bool) -> Iterator[tu
     one set with itself only i < j, if asked.
     """
     mask_rows = max(1, MASKED // max(1, int(pairs.columns)))
-    for part in blocks(len(pairs.positives), mask_rows):
+    for part in blocks(pairs.rows, mask_rows):
         i, j = pairs.masks(part)[0].nonzero(as_tuple=True)
         i = i + part.start
         if above_diagonal:

@@ -33,7 +33,7 @@ def by_parts() -> Iterator[tuple[str, Check]]:
 
 
 class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operator gives."""
+    """The bytes of the largest memory of a tensor that any operator gives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LargestTensor(TorchDispatchMode):
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and not tensor.is_meta:
                 held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-                self.largest = max(self.largest, held.untyped_storage().nbytes() // held.element_size())
+                self.largest = max(self.largest, held.untyped_storage().nbytes())
         return result
 
 
@@ -71,8 +71,8 @@ def no_whole(setting: Setting) -> None:
     held = loss.centers if setting.name == "CenterLoss" else loss.weight
     assert isinstance(held, DTensor) and len(held) == classes
     assert held.to_local().numel() == classes * k * size // world
-    whole = min(classes * k * size, classes * n * world)
-    assert classes * k * size // world <= seen.largest < whole, (seen.largest, whole)
+    whole = min(classes * k * size, classes * n * world) * x.element_size()
+    assert held.to_local().nbytes <= seen.largest < whole, (seen.largest, whole)
     assert x.grad is not None and bool(x.grad.any())
 
 
