@@ -276,7 +276,7 @@ class _Run:
             yield from (_Group(rows, self._tiles_of(rows)) for rows in self._strips())
 
     def _strips(self) -> Iterator[slice]:
-        """As many rows at a time as can be kept, if that is enough for products at full speed, and no more than make
+        """As many rows at a time as can be kept, if that is enough for products at full speed; otherwise as many as make
         tiles that stay in the cache. The first strip is kept in the place of the column gradient too.
         """
         # Where ranks share the columns, all must cut the rows alike: as the one with most columns does.
@@ -291,7 +291,7 @@ class _Run:
         beside = gradient // row if self.needs[1] else 0  # rows that the gradient's place has room for
         first = max(fewest, min(most, kept + beside))
         yield slice(0, min(first, self.n))
-        for later in blocks(self.n - first, max(fewest, min(most, kept))):
+        for later in blocks(self.n - first, min(most, kept) if kept >= fewest else most):
             yield slice(first + later.start, first + later.stop)
 
     def _tiles_of(self, rows: slice) -> list[tuple[slice, slice]]:
@@ -476,7 +476,6 @@ class _Tiles:
 
     def __init__(self, run: _Run, group: _Group, hold: bool, sweeps: int):
         self.run, self.group, self.hold = run, group, hold
-        self.left = run.plan.budget if hold or sweeps > 1 else 0
         self.used = self.used_of_gradient = 0
         self.kept: dict[int, list[View]] = {}
         # Similarities that one sweep, or a pool, uses up can all be computed in one place.
@@ -484,6 +483,9 @@ class _Tiles:
         if len(group.tiles) > 1 and (sweeps == 1 or run.pool is not None):
             largest = max((i.stop - i.start) * (j.stop - j.start) for i, j in group.tiles)
             self.scratch = run.like.new_empty(largest * run.per_class)
+        self.left = run.plan.budget if hold or sweeps > 1 else 0
+        if run.pool is not None and self.scratch is not None:  # planes, their weights, and what is made of both
+            self.left = max(0, self.left - 3 * self.scratch.nbytes)
 
     def visit(self) -> Iterator[list[View]]:
         for index, (i, j) in enumerate(self.group.tiles):
@@ -521,7 +523,7 @@ class _Tiles:
         # Only the first strip's: its product is what that place is written to first.
         if not (self.hold and self.run.overwritten and grad is not None and i.start == 0):
             return None
-        if self.left == 0 or len(self.group.tiles) == 1:
+        if self.run.plan.budget == 0 or len(self.group.tiles) == 1:
             return None
         # What needs more than the tile's own part reaches into those of later ones, which are written to only after
         # this has been used; the last find no place here.
