@@ -276,8 +276,8 @@ class _Run:
             yield from (_Group(rows, self._tiles_of(rows)) for rows in self._strips())
 
     def _strips(self) -> Iterator[slice]:
-        """As many rows at a time as can be kept, if that is enough for products at full speed; otherwise as many as make
-        tiles that stay in the cache. The first strip is kept in the place of the column gradient too.
+        """As many rows at a time as can be kept, if that is enough for products at full speed; otherwise as many as the
+        cache allows. The first strip is kept in the place of the column gradient too.
         """
         # Where ranks share the columns, all must cut the rows alike: as the one with most columns does.
         classes = max(1, self.m // self.per_class)
