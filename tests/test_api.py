@@ -4,6 +4,7 @@ After a change that is meant: `python -m tests.test_api`, and say in CHANGELOG.m
 """
 
 import enum
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -44,7 +45,7 @@ def described(name: str, thing: object) -> list[str]:
         plain = getattr(value, "__func__", value)
         if inspect.isfunction(plain):
             lines.append(f"  .{method}{_arguments(plain)}")
-        elif isinstance(value, property):
+        elif isinstance(value, property | functools.cached_property):
             lines.append(f"  .{method}")
     return lines
 

@@ -46,10 +46,11 @@ def eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(forward)
     def call(self: "Loss", embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         device = embeddings.device.type if isinstance(embeddings, Tensor) else "cpu"
+        run = outside_the_graph if torch.compiler.is_compiling() else forward
+        if not torch.is_autocast_enabled(device):
+            return run(self, embeddings, *args, **kwargs)
         with torch.autocast(device, enabled=False):
-            if torch.compiler.is_compiling():
-                return outside_the_graph(self, embeddings, *args, **kwargs)
-            return forward(self, embeddings, *args, **kwargs)
+            return run(self, embeddings, *args, **kwargs)
 
     return call
 
@@ -236,7 +237,7 @@ class Loss(Summand):
     def of_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         """The loss of these pairs, what a training step changes, and what is added to the rows' losses."""
         training = self.training and torch.is_grad_enabled()
-        if training:
+        if training and type(self).before_step is not Loss.before_step:
             with torch.no_grad():
                 self.before_step(given.embeddings, given.labels)
         loss = self.over_pairs(pairs, given)
@@ -258,7 +259,7 @@ class Loss(Summand):
         hooks = "over_pairs", "before_step", "row_parameters"
         return all(getattr(kind, hook) is getattr(Loss, hook) for hook in hooks)
 
-    @property
+    @functools.cached_property
     def proxies_are_rows(self) -> bool:
         """Whether the class vectors are the anchors, and the samples what they are compared with."""
         return self.spec().anchors == "proxies"
