@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from nearfar.losses import engine
+from nearfar.losses import engine, pools
 from tests.losses.settings import ANY_PAIRS, CLASSES, PAIRED, REDUCED, SETTINGS, SIZE, Setting, parameters, unit
 
 settings = pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -221,6 +221,17 @@ def test_of_several_vectors_of_a_class_all_fits_where_their_gradient_will_be(
     peak = peak_bytes(lambda: loss(x, labels).backward())
     assert len(made) == -(-classes // engine.SQUARE) * loss.vectors_per_class
     assert peak - loss.weight.nbytes < n * classes * loss.vectors_per_class * 4 / 6
+
+
+@pytest.mark.parametrize("k", [1, 2, 127, 128, 300])
+def test_the_nearest_of_many_vectors(k: int) -> None:
+    """Its number does not fit a byte for long."""
+    pool, rows, classes = pools.Nearest(k), 3, 5
+    s, g = torch.randn(k, rows, classes), torch.randn(rows, classes)
+    value, shares = pool.gather(s, s.new_empty(pool.room(rows * classes)))
+    expanded = pool.expand(g, shares, out=torch.empty_like(s))
+    assert torch.equal(value, s.amax(0))
+    assert torch.equal(expanded, torch.where(s == s.amax(0), g, 0))
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
