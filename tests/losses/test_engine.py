@@ -229,7 +229,8 @@ def test_the_nearest_of_many_vectors(k: int) -> None:
     pool, rows, classes = pools.Nearest(k), 3, 5
     s, g = torch.randn(k, rows, classes), torch.randn(rows, classes)
     value, shares = pool.gather(s, s.new_empty(pool.room(rows * classes)))
-    expanded = pool.expand(g, shares, out=torch.empty_like(s))
+    expanded = torch.empty_like(s)
+    pool.expand(g, shares, out=expanded)
     assert torch.equal(value, s.amax(0))
     assert torch.equal(expanded, torch.where(s == s.amax(0), g, 0))
 

@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from nearfar import losses
 from nearfar.losses import maps
 
 S = torch.linspace(-0.97, 0.97, 24, dtype=torch.float64).view(4, 6)
 NORM = torch.linspace(0.3, 1.7, 24, dtype=torch.float64).flip(0).view(4, 6)
-TARGET = torch.tensor([[0.9], [0.2], [-0.3], [0.6]], dtype=torch.float64)
+BORDER = torch.tensor([[0.9], [0.2], [-0.3], [0.6]], dtype=torch.float64)
 
 
 @dataclass
@@ -41,7 +43,7 @@ CASES = {
     "interpolated": Case(maps.Interpolated(torch.tensor([0.0, 2.0, -1.0, 0.5, 3.0, 3.5], dtype=torch.float64))),
     "quadratic": Case(maps.Quadratic(0.8)),
     "softplus": Case(maps.Softplus(-1)),
-    "curriculum": Case(maps.Curriculum(4.0, 0.4, 0.3), TARGET, constant=True),
+    "curriculum": Case(maps.Curriculum(4.0, 0.3), BORDER, constant=True),
     "magnitude": Case(maps.MagnitudeMargin(4.0, 0.5, 1.5, 0.2, 1.9), NORM),
     "quality": Case(maps.QualityMargin(4.0, 0.4, 2.0, 1.0, 0.5), NORM, constant=True),
 }
@@ -87,9 +89,9 @@ def test_what_is_a_constant_in_the_slope() -> None:
     assert (float(value), float(slope)) == pytest.approx((-8 * 0.75 * -0.25, -8 * 0.75))  # type: ignore[arg-type]
     value, slope, _ = maps.SelfPaced(8.0, -0.25, 0.25, False).slopes(s)
     assert (float(value), float(slope)) == pytest.approx((8 * 0.75 * 0.25, 8 * 0.75))  # type: ignore[arg-type]
-    hard = maps.Curriculum(4.0, 0.4, 0.3).slopes(s, torch.tensor([[0.5]], dtype=torch.float64))
+    hard = maps.Curriculum(4.0, 0.3).slopes(s, torch.tensor([[0.4]], dtype=torch.float64))
     assert (float(hard[0]), float(hard[1])) == pytest.approx((4 * 0.5 * 0.8, 4 * (0.3 + 2 * 0.5)))  # type: ignore[arg-type]
-    easy = maps.Curriculum(4.0, 0.4, 0.3).slopes(s, torch.tensor([[0.99]], dtype=torch.float64))
+    easy = maps.Curriculum(4.0, 0.3).slopes(s, torch.tensor([[0.6]], dtype=torch.float64))
     assert (float(easy[0]), float(easy[1])) == pytest.approx((4 * 0.5, 4.0))  # type: ignore[arg-type]
     z, theta = (1.2 - 1.0) / 0.501 * 2.0, math.acos(0.5)
     quality = maps.QualityMargin(4.0, 0.4, 2.0, 1.0, 0.5).slopes(s, torch.tensor([[1.2]], dtype=torch.float64))
@@ -100,12 +102,11 @@ def test_what_is_a_constant_in_the_slope() -> None:
 def test_rounding_past_a_cosine_of_one() -> None:
     """Products of float32 unit vectors may exceed 1 by a little; a NaN must not come of it."""
     above = torch.tensor([[1.0]]).nextafter(torch.tensor([[2.0]]))
-    s = torch.tensor([[0.95, 0.5, float(above)]])
-    curriculum = maps.Curriculum(4.0, 0.4, 0.3)
-    torch.testing.assert_close(curriculum.value(s, above), curriculum.value(s, torch.ones(1, 1)), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        curriculum.value(s, -above), curriculum.value(s, -torch.ones(1, 1)), rtol=1e-6, atol=1e-6
-    )
+    curricular = losses.CurricularFaceLoss(2, 4, margin=0.4)
+    for cosine in (above[0], -above[0]):
+        with mock.patch.object(curricular, "_own_cosines", return_value=cosine):
+            (border,) = curricular.row_parameters(mock.Mock(), torch.ones(1, 4), torch.zeros(1, dtype=torch.long))
+        assert float(border) == pytest.approx(math.cos(math.acos(max(-1, min(1, float(cosine)))) + 0.4))
     for map_ in (
         maps.ArcMargin(4.0, 0.5),
         maps.AngularSlack(4.0, 0.1),

@@ -52,11 +52,11 @@ def evaluate(
     else:
         pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
         log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()
-        target = ordered(parameters[0], pairs.row_order)[:, None] if spec.target else None
+        border = ordered(parameters[0], pairs.row_order)[:, None] if spec.border else None
         if spec.pool is not None:
             s = spec.pool.value(s.view(len(s), -1, spec.pool.size).permute(2, 0, 1))
             penalty = _penalty(spec.pool, unit(y))
-        losses = _losses(spec, pairs, s, *masks, pair_norm, log_weight, weights, target)
+        losses = _losses(spec, pairs, s, *masks, pair_norm, log_weight, weights, border)
     losses = only(weights.counted, losses)
     if plan.reduction == "none":
         losses = losses if penalty is None else losses + penalty
@@ -81,13 +81,13 @@ def _losses(
     norm: Tensor | None,
     log_weight: Tensor | None,
     weights: RowWeights,
-    target: Tensor | None,
+    border: Tensor | None,
 ) -> Tensor:
     if spec.mining is not None:
         lowest, highest = s.masked_fill(~positive, math.inf).amin(1), s.masked_fill(~negative, -math.inf).amax(1)
         negative = negative & (s > lowest[:, None] - spec.mining)
         positive = positive & (s < highest[:, None] + spec.mining)
-    u, v = through(spec.positive, s, norm), through(spec.negative, s, target)
+    u, v = through(spec.positive, s, norm), through(spec.negative, s, border)
     if log_weight is not None:
         u, v = u + log_weight, v + log_weight
     denominator = positive | negative if spec.others else negative

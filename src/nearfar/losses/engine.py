@@ -22,6 +22,7 @@ turns products 2 and 3 into one.
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from torch import Tensor
 from nearfar.losses.memory import in_huge_pages, keep_freed_memory
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
-from nearfar.losses.rows import GatheredRows, HardestRows, View, active_side
+from nearfar.losses.rows import GatheredRows, HardestRows, View, active_side, within
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.spread import over_all_rows
 from nearfar.losses.vectors import WORK, Vectors, blocks, cut
@@ -133,6 +134,13 @@ class _Group:
 
     rows: slice
     tiles: list[tuple[slice, slice]]
+    mirrored: bool = False  # they serve the rows of both their sides
+
+    @functools.cached_property
+    def lines(self) -> dict[int, int]:
+        """The tiles that a row has, numbered, by the column that each begins with; mirrored tiles are among them."""
+        mirrored = {i.start for i, j in self.tiles if j.start != i.start} if self.mirrored else set()
+        return {start: line for line, start in enumerate(sorted(mirrored | {j.start for _, j in self.tiles}))}
 
 
 class _Run:
@@ -269,7 +277,7 @@ class _Run:
             else:
                 edges = list(blocks(towers, side))
                 tiles = [(i, slice(towers + j.start, towers + j.stop)) for i in edges for j in edges]
-            yield _Group(slice(0, self.n), tiles)
+            yield _Group(slice(0, self.n), tiles, mirrored=True)
         elif self.spec.average == "active":  # the weights depend on every row
             yield _Group(slice(0, self.n), [tile for rows in self._strips() for tile in self._tiles_of(rows)])
         else:
@@ -327,6 +335,8 @@ class _Run:
         self._fold(i, j, g)
         if self.grad_y is not None:
             _add_product(cut(self.grad_y, j), g.t(), self.x.block(i), first[1])
+            if self.overwritten and self.pool is None and i.stop == self.n:
+                self._finish_columns(j)  # while it is in the cache, and its vectors will be
         if self.grad_x is not None:
             _add_product(cut(self.grad_x, i), g, self.y.block(j), first[0])
 
@@ -336,7 +346,7 @@ class _Run:
         if spec.gather[1] == "max":
             state = HardestRows(spec, n, self.like)
         else:
-            state = GatheredRows(spec, n, self.like, self.pairs, group.rows)
+            state = GatheredRows(spec, len(group.lines), n, self.like, self.pairs, group.rows)
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
         sweeps = state.sweeps
@@ -381,29 +391,31 @@ class _Run:
             return
         if self.grad_bias is not None:
             self.grad_bias[j] += g.sum(0)
+        if by_norm is not None and views[0].pairs is not None:
+            self._add_norm_gradient(i, j, views[0], by_norm)
         if self.pool is None:
             self._add_products(i, j, g, first=(j.start == 0, i.start == 0))
         else:
             assert views[0].shares is not None and views[0].planes is not None
-            expanded = self.pool.expand(g, views[0].shares, out=views[0].planes)
-            for k, (plane, columns) in enumerate(zip(expanded, self._planes(j), strict=True)):
+            planes = views[0].planes
+            self.pool.expand(_as_it_lies(g), views[0].shares, out=_as_it_lies(planes))
+            for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
                 self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
-        if by_norm is not None and views[0].pairs is not None:
-            self._add_norm_gradient(i, j, views[0], by_norm)
         if j.stop * self.per_class == self.m:
             self._finish_rows(i)
-        if i.stop == self.n:
+        if self.pool is not None and i.stop == self.n:
             self._finish_columns(slice(j.start * self.per_class, j.stop * self.per_class))
 
     def _add_norm_gradient(self, i: slice, j: slice, view: View, by_norm: Tensor) -> None:
         """The pair norm n is |x|, or |x||w|: hand its gradient (b, K) to both."""
         assert view.pairs is not None and view.row_norm is not None
-        columns = view.pairs.columns
+        columns, some = view.pairs.columns, view.pairs.rows
         if self.grad_norm_x is not None:
             by_row = by_norm if view.column_norm is None else by_norm * view.column_norm[columns]
-            self.grad_norm_x[i] += by_row.sum(1)
+            self.grad_norm_x[within(i, some)] += by_row.sum(1)
         if self.grad_norm_y is not None:
-            self.grad_norm_y[j].index_add_(0, columns.flatten(), (by_norm * view.row_norm[:, None]).flatten())
+            row_norm = view.row_norm if some is None else view.row_norm[some]
+            self.grad_norm_y[j].index_add_(0, columns.flatten(), (by_norm * row_norm[:, None]).flatten())
 
     def _scatter_gradient(self, rows: slice, entries: list[tuple[Tensor, Tensor]]) -> None:
         """The gradient of a tile that has one entry a row and kind: no products, only gathered vectors."""
@@ -463,6 +475,19 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         total.addmm_(a, b)
 
 
+def _laid(memory: Tensor, *shape: int) -> Tensor:
+    """Tiles (..., b, t) in flat memory, each with its longer side outermost: so the products of some hundred rows with
+    thousands of columns run a tenth faster, and at the same speed whatever the address (docs/LOG.md).
+    """
+    *planes, rows, columns = shape
+    return memory.view(shape) if columns <= rows else memory.view(*planes, columns, rows).transpose(-1, -2)
+
+
+def _as_it_lies(tiles: Tensor) -> Tensor:
+    """Tiles (..., b, t) contiguous, for work that does not care which side is which."""
+    return tiles if tiles.is_contiguous() else tiles.transpose(-1, -2)
+
+
 class _Tiles:
     """The tiles of a group, as views for the rows they serve.
 
@@ -508,13 +533,13 @@ class _Tiles:
         for view in views:
             view.keep = self.hold
             if place is not None:
-                view.store = place.view(i.stop - i.start, j.stop - j.start)
+                view.store = _laid(place, i.stop - i.start, j.stop - j.start)
             elif self.hold and len(self.group.tiles) > 1:
                 assert view.s is not None
                 rows, columns = view.s.shape
                 part = self._allot(rows * columns)
                 # A mirrored view keeps its tile's layout, so that both can be added as they lie.
-                view.store = part.view(rows, columns) if view.s.is_contiguous() else part.view(columns, rows).t()
+                view.store = part.as_strided(view.s.shape, view.s.stride())
         if len(views) == 1 and views[0].store is not None:  # the two sides of a mirrored tile are added: no sharing
             views[0].scratch = self._scratch(i, j)
 
@@ -543,22 +568,23 @@ class _Tiles:
 
     def _scratch(self, i: slice, j: slice) -> Tensor | None:
         rows, columns = i.stop - i.start, j.stop - j.start
-        return None if self.scratch is None else self.scratch[: rows * columns].view(rows, columns)
+        return None if self.scratch is None else _laid(self.scratch[: rows * columns], rows, columns)
 
     def _make(self, i: slice, j: slice) -> list[View]:
         s = self.run._similarities(i, j, self._scratch(i, j))
         views = [self._view(s, i, j)]
-        if self.run.plan.same and i.start != j.start:
+        if self.group.mirrored and i.start != j.start:
             views.append(self._view(s.t(), j, i))
         return views
 
     def _make_pooled(self, index: int, i: slice, j: slice, pool: Pool) -> View:
         """Of planes that stay in the scratch memory: what is kept is what they are pooled to, and their shares."""
-        run, pairs = self.run, (i.stop - i.start) * (j.stop - j.start)
-        size = pool.size, i.stop - i.start, j.stop - j.start
-        planes = run.like.new_empty(size) if self.scratch is None else self.scratch[: pool.size * pairs].view(size)
-        for plane, columns in zip(planes, run._planes(j), strict=True):
-            run._similarities(i, columns, plane)
+        run, rows, columns = self.run, i.stop - i.start, j.stop - j.start
+        pairs = rows * columns
+        memory = run.like.new_empty(pool.size * pairs) if self.scratch is None else self.scratch[: pool.size * pairs]
+        planes = _laid(memory, pool.size, rows, columns)
+        for plane, vectors in zip(planes, run._planes(j), strict=True):
+            run._similarities(i, vectors, plane)
         if not run._wants_tiles:
             return self._view(pool.value(planes), i, j)
         place = self._place_of_gradient(i, j)
@@ -566,25 +592,29 @@ class _Tiles:
         if place is None and self.hold and taken <= self.left:
             self.left -= taken
             place = self._allot(run.numbers(pairs))
-        s, shares = pool.gather(planes, None if place is None else place[pairs:])
-        view = self._view(s, i, j)
+        pooled, shares = pool.gather(_as_it_lies(planes), None if place is None else place[pairs:])
+        view = self._view(pooled if planes.is_contiguous() else pooled.t(), i, j)
         view.shares, view.planes = shares, planes
         if place is not None:
-            view.keep, view.store = True, place[:pairs].view(s.shape)
+            view.keep, view.store = True, _laid(place[:pairs], rows, columns)
             self.kept[index] = [view]
         return view
 
     def _view(self, s: Tensor, i: slice, j: slice) -> View:
         run, start = self.run, self.group.rows.start
         pairs = run.pairs.tile(i, j)
+        listed = None
+        if pairs is not None:
+            listed = (s if pairs.rows is None else s[pairs.rows]).gather(1, pairs.columns)
         return View(
             slice(i.start - start, i.stop - start),
             s,
             pairs,
-            listed=None if pairs is None else s.gather(1, pairs.columns),
+            listed=listed,
             column_offset=j.start,
+            line=None if self.group.tiles == [(self.group.rows, j)] else self.group.lines[j.start],
             log_weight=None if run.log_weight is None else run.log_weight[j],
             row_norm=run.x.norms(i) if run.norms else None,
             column_norm=run.y.norms(j) if run.norms and not run.y.normalize else None,
-            target=run.parameters[0][i, None] if isinstance(run.spec, LossSpec) and run.spec.target else None,
+            border=run.parameters[0][i, None] if isinstance(run.spec, LossSpec) and run.spec.border else None,
         )

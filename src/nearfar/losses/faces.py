@@ -173,13 +173,13 @@ class CurricularFaceLoss(Loss):
     def spec(self) -> LossSpec:
         return LossSpec(
             positive=ArcMargin(self.scale, self.margin),
-            negative=Curriculum(self.scale, self.margin, float(self.t)),
-            target=True,
+            negative=Curriculum(self.scale, float(self.t)),
+            border=True,
         )
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """cos(theta_y)."""
-        return (self._own_cosines(embeddings, labels),)
+        """cos(theta_y + margin), above which negatives are hard."""
+        return (torch.cos(torch.acos(self._own_cosines(embeddings, labels).clamp(-1, 1)) + self.margin),)
 
     @torch.no_grad()
     def _own_cosines(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:

@@ -321,31 +321,29 @@ class Softplus:
 
 @dataclass(frozen=True)
 class Curriculum:
-    """CurricularFace's negatives: f(s) = scale * s, or scale * s (t + s) where s > cos(theta_y + margin).
+    """CurricularFace's negatives: f(s) = scale * s, or scale * s (t + s) where s > border = cos(theta_y + margin).
 
-    cos(theta_y), the row's similarity to its own class, stands in the place of the norm, (b, 1).
+    The border, (b, 1), stands in the place of the norm.
     """
 
     scale: float
-    margin: float
     t: float
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return self._parts(s, n, out)[0]
+        return torch.mul(s, self._factor(s, n)[0], out=out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        value, hard, more = self._parts(s, n, out)
-        slope = torch.addcmul(more, hard, s, out=more)
-        return value, torch.add(_number(self.scale, s), slope, alpha=self.scale, out=slope), None
+        factor, hard = self._factor(s, n)
+        return torch.mul(s, factor, out=out), factor.add_(hard, alpha=self.scale), None
 
-    def _parts(self, s: Tensor, n: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The value, which negatives are hard (1 or 0), and what the factor of these has beyond 1."""
+    def _factor(self, s: Tensor, n: Tensor | None) -> tuple[Tensor, Tensor]:
+        """f(s) / s = scale (1 + [s > border] (s + t - 1)); and s where it is above the border, else 0."""
         assert n is not None
-        border = torch.cos(torch.acos(n.clamp(-1, 1)) + self.margin)
-        hard = (s - border).clamp_min_(0).sign_()  # s > border; comparisons are slow
-        more = s.add(self.t - 1).mul_(hard)
-        return torch.addcmul(s, s, more, out=out).mul_(self.scale), hard, more
+        above = torch.gt(s, n, out=torch.empty_like(s))  # as numbers: booleans are slow
+        hard = above * s
+        more = torch.add(hard, above, alpha=self.t - 1, out=above)
+        return torch.add(_number(self.scale, s), more, alpha=self.scale, out=more), hard
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Which pairs are positive, negative or ignored, one tile at a time.
 
 Positives are few, so a tile lists them in a table: `columns[r, k]` is the tile column of the k-th positive of row r,
-    and `positive[r, k]`
-says whether that slot really holds one. Everything dense is done as if all pairs were negative; `hide` then repairs
-those that are not.
+and `positive[r, k]` says whether that slot really holds one. Everything dense is done as if all pairs were negative;
+`hide` then repairs those that are not. A table is of all rows of its tile, or of the range of them that has positives.
 
 Two ways to know the pairs:
 - `ClassPairs`: class ids. With the columns sorted by id, the columns of a row's class are one interval.
@@ -11,9 +10,10 @@ Two ways to know the pairs:
 
 No tile's shape depends on values on the device, so nothing in the engine's loop waits for it.
 
-Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table.
+Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table, which is of p of the rows.
 """
 
+import bisect
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,18 +24,25 @@ from torch import Tensor
 
 from nearfar.losses.spread import Spread
 
+SEVERAL = 4096  # classes that surely come in several tiles
+
 
 class TilePairs(Protocol):
     """The pairs of one tile."""
 
     @property
+    def rows(self) -> slice | None:
+        """Which of the tile's rows the table is of; None: all."""
+        ...
+
+    @property
     def columns(self) -> Tensor:
-        """(b, K) tile columns."""
+        """(p, K) tile columns."""
         ...
 
     @property
     def positive(self) -> Tensor | None:
-        """(b, K) whether the slot holds a positive pair; None: all do."""
+        """(p, K) whether the slot holds a positive pair; None: all do."""
         ...
 
     @property
@@ -87,19 +94,22 @@ class Pairs(Protocol):
 @dataclass
 class _ListedTile:
     columns: Tensor
-    positive: Tensor | None
-    own: Tensor | None  # (b, K) whether the slot's column is the row's own sample; None: none is
-    lists: Tensor | None  # (b, 1) whether the row lists any column; None: all do
+    positive: Tensor | None = None
+    own: Tensor | None = None  # (p, K) whether the slot's column is the row's own sample; None: none is
+    lists: Tensor | None = None  # (p, 1) whether the row lists any column; None: all do
+    rows: slice | None = None
 
     @property
     def nbytes(self) -> int:
         return self.columns.nbytes + sum(t.nbytes for t in (self.positive, self.own) if t is not None)
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
-        hidden = self.own if keep_positives else self.lists
+        hidden, some = self.own if keep_positives else self.lists, v if self.rows is None else v[self.rows]
         if hidden is not None:
-            return v.scatter_(1, self.columns, torch.where(hidden, value, v.gather(1, self.columns)))
-        return v if keep_positives else v.scatter_(1, self.columns, value)
+            some.scatter_(1, self.columns, torch.where(hidden, value, some.gather(1, self.columns)))
+        elif not keep_positives:
+            some.scatter_(1, self.columns, value)
+        return v
 
 
 class ClassPairs:
@@ -113,6 +123,7 @@ class ClassPairs:
         own: (N,) the rows are some of the columns' samples, sorted alike; row r's own column is own[r].
         row_order: what sorts them.
         widths: how many columns a row lists, at least and at most, where that is known.
+        ascending: the rows are sorted by the one column that each lists.
     """
 
     towers: int | None = None
@@ -129,8 +140,9 @@ class ClassPairs:
         own: Tensor | None = None,
         row_order: Tensor | None = None,
         widths: tuple[int, int] | None = None,
+        ascending: bool = False,
     ):
-        self.start, self._stop, self.same = start, stop, same
+        self.start, self._stop, self.same, self.ascending = start, stop, same, ascending
         self.rows, self.columns = len(start), columns
         self.column_order = column_order
         self.row_order = column_order if same else row_order
@@ -184,8 +196,14 @@ class ClassPairs:
 
     @classmethod
     def to_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
-        """Samples × classes: one positive column each."""
-        return cls(ids, None, classes, widths=(1, 1) if len(ids) else (0, 0))
+        """Samples × classes: one positive column each. Of many classes a tile has few of the samples' own: with the
+        samples sorted by class it looks at these alone.
+        """
+        widths = (1, 1) if len(ids) else (0, 0)
+        if classes <= SEVERAL:
+            return cls(ids, None, classes, widths=widths)
+        ids, order = torch.sort(ids, stable=True)
+        return cls(ids, None, classes, row_order=order, widths=widths, ascending=True)
 
     @classmethod
     def of_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
@@ -194,16 +212,30 @@ class ClassPairs:
         start = torch.cat([stop.new_zeros(1), stop[:-1]])
         return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
 
+    # The intervals on the host, each waited for once.
+
     @functools.cached_property
-    def _reach(self) -> tuple[list[int], list[int]]:
-        """The intervals on the host, which is waited for once."""
-        return self.start.tolist(), self.stop.tolist()
+    def _starts(self) -> list[int]:
+        starts: list[int] = self.start.tolist()
+        return starts
+
+    @functools.cached_property
+    def _stops(self) -> list[int]:
+        stops: list[int] = self.stop.tolist()
+        return stops
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         whole = columns == slice(0, self.columns)
+        if self.ascending and not whole:
+            edges = columns.start, columns.stop
+            some = slice(*(bisect.bisect_left(self._starts, edge, rows.start, rows.stop) for edge in edges))
+            if some.start == some.stop:
+                return None
+            own_class = self.start[some, None] - columns.start
+            return _ListedTile(own_class, rows=slice(some.start - rows.start, some.stop - rows.start))
         if self.own is not None and not whole and rows.start < rows.stop:
             # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
-            reach = self._reach[0][rows.start], self._reach[1][rows.stop - 1]
+            reach = self._starts[rows.start], self._stops[rows.stop - 1]
             if reach[0] >= columns.stop or reach[1] <= columns.start:
                 return None
         slots = min(self.widest, columns.stop - columns.start)
@@ -265,6 +297,7 @@ class _MaskedTile:
     positive: Tensor
     negative: Tensor  # (b, t)
     others: Tensor  # (b, t): negative or positive
+    rows: slice | None = None
 
     @property
     def nbytes(self) -> int:

@@ -33,7 +33,7 @@ class Pool(Protocol):
         """The value and the shares: these in `room`, which is flat; without it `s` may be used up for them."""
         ...
 
-    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> Tensor:
+    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> None:
         """The gradient by `s`, in `out`, which may be where the shares are."""
         ...
 
@@ -76,11 +76,10 @@ class Nearest:
             torch.maximum(top, s[k], out=top)
         return top, nearest
 
-    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> Tensor:
+    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> None:
         nearest = shares.to(g.dtype)
         for k, plane in enumerate(out):
             torch.eq(nearest, k, out=plane).mul_(g)
-        return out
 
     def penalty(self, units: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
@@ -115,8 +114,8 @@ class Relaxed:
         shares = torch.sub(s, pooled - self.gamma, out=s if room is None else room.view(s.shape))
         return pooled, shares.mul_(weight)
 
-    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> Tensor:
-        return torch.mul(shares, g / self.gamma, out=out)
+    def expand(self, g: Tensor, shares: Tensor, out: Tensor) -> None:
+        torch.mul(shares, g / self.gamma, out=out)
 
     def penalty(self, units: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.size == 1 or self.share == 0:

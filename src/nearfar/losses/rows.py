@@ -1,16 +1,18 @@
 """Row statistics: what a row must know of all its pairs, gathered tile by tile, and the gradient that follows from it.
 
-Statistics are monoids: they start empty, take in tiles in any order, and merge; so column tiles and mirrored tiles use
-the same `merge`, and ranks that have other columns the same maxima and sums (`exchange`). A state lives for one group
-of rows. The engine shows it every tile of the group once per sweep (after which ranks exchange), then calls `finish`,
-and then, if gradients are wanted, asks for `gradient(view)` of every tile.
+Statistics are monoids: tiles of any order, mirrored ones among them, and ranks that have other columns (`exchange`) are
+merged by maxima and sums. Each tile of a row has a place in a table, so that all are merged at once when they are asked
+for, and none of the small tensors of one tile lies between the large ones of the next. A state lives for one group of
+rows. The engine shows it every tile of the group once per sweep (after which ranks exchange), then calls `finish`, and
+then, if gradients are wanted, asks for `gradient(view)` of every tile.
 
-Shapes: n rows of the group; b rows and t columns of a tile; K slots of its table of positives.
+Shapes: n rows of the group; b rows and t columns of a tile; K slots of its table of positives, of p of its rows.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,13 @@ from nearfar.losses.spread import over_all_rows
 from nearfar.losses.weights import Sides, only
 
 
+class Place(NamedTuple):
+    """Where the statistics of a tile's rows are kept: tables have one line for each tile of a row, one column a row."""
+
+    line: int
+    rows: slice
+
+
 @dataclass
 class View:
     """One tile as its rows see it. With `keep`, what the gradient needs is formed in the first sweep and stays here."""
@@ -29,8 +38,9 @@ class View:
     rows: slice  # within the group
     s: Tensor | None  # (b, t) similarities, not written to; given up once `held` takes their place
     pairs: TilePairs | None
-    listed: Tensor | None  # (b, K) the similarities in the pairs' table
+    listed: Tensor | None  # (p, K) the similarities in the pairs' table
     column_offset: int = 0  # the tile's first column
+    line: int | None = None  # which tile of its rows this is; None: the only one, of all the group's rows
     keep: bool = False
     store: Tensor | None = None  # (b, t) memory to keep it in
     scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
@@ -39,7 +49,7 @@ class View:
     log_weight: Tensor | None = None  # (t,) log of the columns' weights
     row_norm: Tensor | None = None  # (b,) the rows' norms, where a map asks for them
     column_norm: Tensor | None = None  # (t,) the columns', where s keeps them
-    target: Tensor | None = None  # (b, 1) the rows' similarities to their own class, where f_n asks for them
+    border: Tensor | None = None  # (b, 1) what f_n takes besides of every row, where it does
     shares: Tensor | None = None  # of several vectors of a class in `s`: what a pool says of them
     planes: Tensor | None = None  # (K, b, t) memory for the gradient by each
 
@@ -50,12 +60,26 @@ class View:
         listed = 0 if self.listed is None else 3 * self.listed.nbytes  # with their terms and slopes
         return self.s.nbytes + listed + (0 if self.pairs is None else self.pairs.nbytes)
 
+    @property
+    def listing(self) -> slice:
+        """The rows, within the group, that the pairs' table is of."""
+        return self.rows if self.pairs is None else within(self.rows, self.pairs.rows)
+
+    def place(self, rows: slice) -> Place | None:
+        """Of a statistic of these rows; None: it is all there is."""
+        return None if self.line is None else Place(self.line, rows)
+
     def pair_norm(self, pairs: TilePairs) -> Tensor | None:
-        """(b, K) the norms of the listed pairs."""
+        """(p, K) the norms of the listed pairs."""
         if self.row_norm is None:
             return None
-        norm = self.row_norm[:, None].expand_as(pairs.columns)
+        norm = (self.row_norm if pairs.rows is None else self.row_norm[pairs.rows])[:, None].expand_as(pairs.columns)
         return norm if self.column_norm is None else norm * self.column_norm[pairs.columns]
+
+
+def within(rows: slice, some: slice | None) -> slice:
+    """A range of a range; None is all of it."""
+    return rows if some is None else slice(rows.start + some.start, rows.start + some.stop)
 
 
 @dataclass
@@ -63,7 +87,6 @@ class Held:
     """The negatives of a tile on their way to a gradient: d N / d s, but for a factor that needs the whole row."""
 
     g: Tensor  # (b, t)
-    part: tuple[Tensor, Tensor]  # the tile's own statistic
     scale: float  # the map's slope, where it is one number
 
 
@@ -71,9 +94,36 @@ class Held:
 class HeldPositives:
     """The same of the listed pairs, by their similarities and by their norms; zero in slots that hold no positive."""
 
-    g: Tensor  # (b, K)
+    g: Tensor  # (p, K)
     by_norm: Tensor | None
-    part: tuple[Tensor, Tensor]
+
+
+class Table:
+    """Numbers (lines, n) of a group's rows, one line for each of a row's tiles; or (n,), if there is but one tile."""
+
+    def __init__(self, lines: int, n: int, like: Tensor, empty: float):
+        self.shape, self.like, self.empty = (max(1, lines), n), like, empty  # a rank may have no tile at all
+        self._values: Tensor | None = None
+
+    def put(self, place: Place | None, reduce: Callable[..., Tensor], v: Tensor) -> Tensor:
+        """Reduce `v` (b, t) along its columns, into that place."""
+        if place is None:
+            self._values = reduce(v, 1)
+            return self._values
+        return reduce(v, 1, out=self.values[place])
+
+    def set(self, place: Place | None, values: Tensor) -> None:
+        """The same, of what is reduced already (b,)."""
+        if place is None:
+            self._values = values
+        else:
+            self.values[place] = values
+
+    @property
+    def values(self) -> Tensor:
+        if self._values is None:
+            self._values = self.like.new_full(self.shape, self.empty)
+        return self._values
 
 
 class LogSumExp:
@@ -81,71 +131,61 @@ class LogSumExp:
 
     empty = -math.inf
 
-    def __init__(self, n: int, like: Tensor):
-        self.n, self.like, self.lowest = n, like, torch.finfo(like.dtype).min
-        self.part: tuple[Tensor, Tensor] | None = None
+    def __init__(self, lines: int, n: int, like: Tensor):
+        self.lowest = torch.finfo(like.dtype).min
+        self.tops, self.totals = Table(lines, n, like, -math.inf), Table(lines, n, like, 0.0)
+        self._gathered: tuple[Tensor, Tensor] | None = None
 
-    def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The statistic of the values `v` (b, t), which become exp(v - top)."""
-        top = v.amax(1)
+    def gather(self, place: Place | None, v: Tensor) -> None:
+        """Take in the values `v` (b, t) of a tile, which become exp(v - the tile's top)."""
+        top = self.tops.put(place, torch.amax, v)
         if v.shape[1] == 1:  # of one value there is nothing to add up
-            return top, v.copy_(v > -math.inf).sum(1)
-        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
-        # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
-        v.sub_(top.clamp_min(self.lowest)[:, None])
-        torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
-        return top, v.sum(1)
-
-    def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
-        """Take in the statistic of a tile of these rows."""
-        whole = rows == slice(0, self.n)
-        if self.part is None:
-            if whole:
-                self.part = part
-                return
-            self.part = self.like.new_full((self.n,), -math.inf), self.like.new_zeros(self.n)
-        (tops, totals), (top, total) = self.part, part
-        before = tops[rows]
-        both = torch.maximum(before, top)
-        finite = both.clamp_min(self.lowest)
-        total = totals[rows] * (before - finite).exp_() + total * (top - finite).exp_()
-        if whole:  # never written to: the first tile's own statistic may be in there
-            self.part = both, total
+            v.copy_(v > -math.inf)
         else:
-            tops[rows], totals[rows] = both, total
+            # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in
+            # float32, far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
+            v.sub_(top.clamp_min(self.lowest)[:, None])
+            torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
+        self.totals.put(place, torch.sum, v)
 
     @property
     def gathered(self) -> tuple[Tensor, Tensor]:
-        """(top, total) of what has been taken in so far."""
-        if self.part is None:
-            self.part = self.like.new_full((self.n,), -math.inf), self.like.new_zeros(self.n)
-        return self.part
+        """(top, total) of all that has been taken in."""
+        if self._gathered is None:
+            top, total = self.tops.values, self.totals.values
+            if top.ndim == 2:
+                top = top.amax(0)
+                total = (self.tops.values - top.clamp_min(self.lowest)).exp_().mul_(total).sum(0)
+            self._gathered = top, total
+        return self._gathered
 
     def raise_to(self, top: Tensor) -> None:
         """The same sum, of exponentials less another top, which is no lower."""
         before, total = self.gathered
-        self.part = top, total * (before - top.clamp_min(self.lowest)).exp_()
+        self._gathered = top, total * (before - top.clamp_min(self.lowest)).exp_()
 
     def sums(self) -> Tensor:
         """(1, n) what ranks add up, once they have one top."""
         return self.gathered[1][None]
 
     def take_sums(self, sums: Tensor) -> None:
-        self.part = self.gathered[0], sums[0]
+        self._gathered = self.gathered[0], sums[0]
 
     def value(self) -> Tensor:
         """(n,)."""
         top, total = self.gathered
         return top + total.log()
 
-    def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor:
-        """(b, 1) what turns a tile's own exp(v - top) into d value / d v; more exact than exp(v - value)."""
-        assert self.part is not None
-        tops, totals = self.part
-        totals = totals[rows].clamp_min(1)  # what is less is the 0 of an empty row
-        if part is self.part:
-            return totals.reciprocal_()[:, None]
-        return (part[0] - tops[rows].clamp_min(self.lowest)).exp_().div_(totals)[:, None]
+    def hand_out(self, pull: Tensor) -> None:
+        """Of (n,) d loss / d value, each tile has its part; exact where that by exp(v - value) would be rounded."""
+        top, total = self.gathered
+        pull = pull / total.clamp_min(1)  # what is less than 1 is the 0 of an empty row
+        own = self.tops.values
+        self._pull = pull if own is top else (own - top.clamp_min(self.lowest)).exp_().mul_(pull)
+
+    def pull(self, place: Place | None) -> Tensor:
+        """(b, 1) what turns a tile's own exp(v - top) into d loss / d v."""
+        return (self._pull if place is None else self._pull[place])[:, None]
 
 
 class SoftMin(LogSumExp):
@@ -153,9 +193,9 @@ class SoftMin(LogSumExp):
 
     empty = math.inf
 
-    def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The statistic of the values `v` (b, K), which become exp(-v - top); d value / d v has its sign."""
-        return super().gather(v.neg_())
+    def gather(self, place: Place | None, v: Tensor) -> None:
+        """Take in the values `v` (p, K), which become exp(-v - top); d value / d v has its sign."""
+        super().gather(place, v.neg_())
 
     def value(self) -> Tensor:
         return -super().value()
@@ -166,44 +206,46 @@ class Sum:
 
     empty = 0.0
 
-    def __init__(self, n: int, like: Tensor, number: Tensor | None = None, count: bool = False):
-        self.n, self.like, self.count = n, like, count
+    def __init__(self, lines: int, n: int, like: Tensor, number: Tensor | None = None, count: bool = False):
+        self.totals = Table(lines, n, like, 0.0)
+        self.counts = Table(lines, n, like, 0.0) if count else None
         self.scale = None if number is None else 1 / number.clamp_min(1).to(like.dtype)
-        self.part: tuple[Tensor, Tensor] | None = None
+        self._gathered: list[Tensor] | None = None
 
-    def gather(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The statistic of the values `v` (b, t), which stay as they are: the derivatives are 1."""
-        return v.sum(1), torch.count_nonzero(v, dim=1).to(v.dtype) if self.count else self.like
-
-    def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
-        if self.part is None and rows == slice(0, self.n):
-            self.part = part
-            return
-        total, active = self.gathered
-        total[rows].add_(part[0])
-        if self.count:
-            active[rows].add_(part[1])
+    def gather(self, place: Place | None, v: Tensor) -> None:
+        """Take in the values `v` (b, t) of a tile, which stay as they are: the derivatives are 1."""
+        self.totals.put(place, torch.sum, v)
+        if self.counts is not None:
+            self.counts.set(place, torch.count_nonzero(v, dim=1).to(v.dtype))
 
     @property
-    def gathered(self) -> tuple[Tensor, Tensor]:
-        """(total, how many terms are not zero, if counted) of what has been taken in so far."""
-        if self.part is None:
-            self.part = self.like.new_zeros(self.n), self.like.new_zeros(self.n) if self.count else self.like
-        return self.part
+    def gathered(self) -> list[Tensor]:
+        """The total and, if counted, how many terms are not zero, of all that has been taken in."""
+        if self._gathered is None:
+            tables = [self.totals.values] if self.counts is None else [self.totals.values, self.counts.values]
+            self._gathered = [table if table.ndim == 1 else table.sum(0) for table in tables]
+        return self._gathered
 
     def sums(self) -> Tensor:
         """(1 or 2, n) what ranks add up."""
-        return torch.stack(self.gathered if self.count else self.gathered[:1])
+        return torch.stack(self.gathered)
 
     def take_sums(self, sums: Tensor) -> None:
-        self.part = sums[0], sums[1] if self.count else self.like
+        self._gathered = list(sums)
 
     def value(self) -> Tensor:
-        total, _ = self.gathered
-        return total if self.scale is None else total * self.scale
+        return self.gathered[0] if self.scale is None else self.gathered[0] * self.scale
 
-    def factor(self, rows: slice, part: tuple[Tensor, Tensor]) -> Tensor | float:
-        return 1.0 if self.scale is None else self.scale[rows, None]
+    def hand_out(self, pull: Tensor) -> None:
+        self._pull = pull if self.scale is None else pull * self.scale
+
+    def pull(self, place: Place | None) -> Tensor:
+        return _of_rows(self._pull, place)
+
+
+def _of_rows(pull: Tensor, place: Place | None) -> Tensor:
+    """(b, 1) of what is the same for all tiles of a row (n,)."""
+    return (pull if place is None else pull[place.rows])[:, None]
 
 
 def exchange(statistics: "Sequence[LogSumExp | Sum]", ranks: Ranks) -> None:
@@ -222,25 +264,35 @@ def exchange(statistics: "Sequence[LogSumExp | Sum]", ranks: Ranks) -> None:
 class EachPositive:
     """mean over a row's positives of softplus(u + N): needs N, so it is gathered in a sweep of its own."""
 
-    empty = -math.inf
-
-    def __init__(self, negatives: Tensor, count: Tensor):
+    def __init__(self, lines: int, negatives: Tensor, count: Tensor):
+        n = len(negatives)
         self.negatives = negatives
         self.scale = 1 / count.clamp_min(1).to(negatives.dtype)
-        self.total = torch.zeros_like(negatives)
-        self.pull = torch.zeros_like(negatives)  # d l / d N
+        self.totals, self.slopes = Table(lines, n, negatives, 0.0), Table(lines, n, negatives, 0.0)
+        self._gathered: Tensor | None = None
 
-    def gather(self, rows: slice, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The statistic of the terms `u` (b, K), which become sigmoid(u + N)."""
-        u.add_(self.negatives[rows, None])
-        return softplus(u).sum(1), u.sigmoid_().sum(1)
+    def gather(self, place: Place | None, u: Tensor) -> None:
+        """Take in the terms `u` (p, K), which become sigmoid(u + N)."""
+        u.add_(_of_rows(self.negatives, place))
+        self.totals.put(place, torch.sum, softplus(u))
+        self.slopes.put(place, torch.sum, u.sigmoid_())
 
-    def merge(self, rows: slice, part: tuple[Tensor, Tensor]) -> None:
-        self.total[rows] += part[0] * self.scale[rows]
-        self.pull[rows] += part[1] * self.scale[rows]
+    @property
+    def gathered(self) -> Tensor:
+        """(2, n) the mean, and its derivative by N."""
+        if self._gathered is None:
+            tables = self.totals.values, self.slopes.values
+            self._gathered = torch.stack([x if x.ndim == 1 else x.sum(0) for x in tables]).mul_(self.scale)
+        return self._gathered
 
     def exchange(self, ranks: Ranks) -> None:
-        self.total, self.pull = ranks.sum(torch.stack([self.total, self.pull]))
+        self._gathered = ranks.sum(self.gathered)
+
+    def hand_out(self, pull: Tensor) -> None:
+        self._pull = pull * self.scale
+
+    def pull(self, place: Place | None) -> Tensor:
+        return _of_rows(self._pull, place)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -273,15 +325,19 @@ Sweep = tuple[Callable[[View], None], Callable[[Ranks], None]]  # what sees ever
 class GatheredRows:
     """The state of rows whose every pair counts: lse, sum and mean."""
 
-    def __init__(self, spec: LossSpec, n: int, like: Tensor, pairs: Pairs, rows: slice):
-        self.spec, self.pairs, self.rows = spec, pairs, rows
+    def __init__(self, spec: LossSpec, lines: int, n: int, like: Tensor, pairs: Pairs, rows: slice):
+        self.spec, self.lines, self.pairs, self.rows = spec, lines, pairs, rows
         count = spec.average == "active"
-        self.negative = Sum(n, like, count=count) if spec.gather[1] == "sum" else LogSumExp(n, like)
+        self.negative: LogSumExp | Sum
+        if spec.gather[1] == "lse":
+            self.negative = LogSumExp(lines, n, like)
+        else:
+            self.negative = Sum(lines, n, like, count=count)
         self.positive: LogSumExp | Sum
         if spec.gather[0] in ("lse", "softmin"):
-            self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(n, like)
+            self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(lines, n, like)
         else:
-            self.positive = Sum(n, like, pairs.positives[rows] if spec.gather[0] == "mean" else None, count)
+            self.positive = Sum(lines, n, like, pairs.positives[rows] if spec.gather[0] == "mean" else None, count)
         self.each: EachPositive | None = None
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
@@ -294,7 +350,7 @@ class GatheredRows:
         if self.spec.mining is not None:
             sweeps.insert(0, (self.find_extremes, self._exchange_extremes))
         if self.spec.combine == "each":
-            sweeps.append((self.collect_each, self._exchange_each))
+            sweeps.append((self.collect_positives, self._exchange_each))
         return sweeps
 
     def find_extremes(self, view: View) -> None:
@@ -304,27 +360,23 @@ class GatheredRows:
         if view.pairs is not None and view.listed is not None:
             listed, positive = view.listed, view.pairs.positive
             listed = listed if positive is None else listed.masked_fill(~positive, math.inf)
-            self.lowest_positive[view.rows] = torch.minimum(self.lowest_positive[view.rows], listed.amin(1))
+            lowest = self.lowest_positive[view.listing]
+            torch.minimum(lowest, listed.amin(1), out=lowest)
             s = view.pairs.hide(s.clone(), -math.inf)
         self.highest_negative[view.rows] = torch.maximum(self.highest_negative[view.rows], s.amax(1))
 
     def collect(self, view: View) -> None:
         """P and N."""
         held = self._hold(view, gradient=view.keep)
-        self.negative.merge(view.rows, held.part)
         if view.keep:
             view.held, view.s = held, None
         if self.spec.combine != "each":
-            self._collect_positives(view, self.positive)
+            self.collect_positives(view)
 
-    def collect_each(self, view: View) -> None:
-        """What every positive makes of N."""
-        self._collect_positives(view, self._of_each_positive())
-
-    def _collect_positives(self, view: View, statistic: "LogSumExp | Sum | EachPositive") -> None:
+    def collect_positives(self, view: View) -> None:
+        """P, or what every positive makes of N."""
         if view.pairs is not None:
             positives = self._hold_positives(view, view.pairs)
-            statistic.merge(view.rows, positives.part)
             if view.keep:
                 view.positives = positives
 
@@ -340,7 +392,7 @@ class GatheredRows:
 
     def _of_each_positive(self) -> EachPositive:
         if self.each is None:
-            self.each = EachPositive(self.negative.value(), self.pairs.positives[self.rows])
+            self.each = EachPositive(self.lines, self.negative.value(), self.pairs.positives[self.rows])
         return self.each
 
     def _hold(self, view: View, gradient: bool) -> Held:
@@ -353,14 +405,14 @@ class GatheredRows:
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
-            v, slope, _ = self.spec.negative.slopes(s, view.target, out=view.store)
+            v, slope, _ = self.spec.negative.slopes(s, view.border, out=view.store)
         else:
-            v = self.spec.negative.value(s, view.target)
+            v = self.spec.negative.value(s, view.border)
         if view.log_weight is not None:
             v.add_(view.log_weight)
         if view.pairs is not None:
             view.pairs.hide(v, self.negative.empty, keep_positives=self.spec.others)
-        part = self.negative.gather(v)
+        self.negative.gather(view.place(view.rows), v)
         if isinstance(self.negative, Sum):
             g, slope = slope if isinstance(slope, Tensor) else v.fill_(slope), 1.0
             if view.pairs is not None:
@@ -371,7 +423,7 @@ class GatheredRows:
             g = v
         if gradient and view.store is not None and g.data_ptr() != view.store.data_ptr():
             g = view.store.copy_(g)
-        return Held(g, part, slope)
+        return Held(g, slope)
 
     def _hold_positives(self, view: View, pairs: TilePairs) -> HeldPositives:
         s = view.listed
@@ -381,26 +433,29 @@ class GatheredRows:
             u.add_(view.log_weight[pairs.columns])
         kept = pairs.positive
         if self.spec.mining is not None:
-            mined = s < (self.highest_negative[view.rows] + self.spec.mining)[:, None]
+            mined = s < (self.highest_negative[view.listing] + self.spec.mining)[:, None]
             kept = mined if kept is None else kept & mined
         if kept is not None:
             u.masked_fill_(~kept, self.positive.empty)
+        place = view.place(view.listing)
         if self.spec.combine == "each":
-            part = self._of_each_positive().gather(view.rows, u)
+            self._of_each_positive().gather(place, u)
         else:
-            part = self.positive.gather(u)
+            self.positive.gather(place, u)
             if isinstance(self.positive, Sum):  # d P / d u is 1
                 if kept is None and isinstance(slope, Tensor):
-                    return HeldPositives(slope, norm_slope, part)
+                    return HeldPositives(slope, norm_slope)
                 u = torch.ones_like(u) if kept is None else u.copy_(kept)
-        return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope, part)
+        return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope)
 
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
         """The rows' losses (n,); keeps what the gradient of sum_r weight_r l_r needs."""
+        losses: Tensor
         by_p: Tensor | float
         by_n: Tensor | float
         if self.each is not None:
-            losses, by_p, by_n = self.each.total, self.each.scale, self.each.pull
+            by_p = 1.0
+            losses, by_n = self.each.gathered
         elif self.spec.combine == "joint":
             losses, by_p = activate(self.spec.act, self.positive.value() + self.negative.value())
             by_n = by_p
@@ -412,8 +467,9 @@ class GatheredRows:
             by_p, by_n = by_p * a, by_n * b
         weight = only(counted, weight)
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
-        self.pull_p = times(weight, only(counted, by_p))
-        self.pull_n = self.pull_p if _alike(by_p, by_n) else times(weight, only(counted, by_n))
+        pull_p = times(weight, only(counted, by_p))
+        self.negative.hand_out(pull_p if _alike(by_p, by_n) else times(weight, only(counted, by_n)))
+        (self.each or self.positive).hand_out(pull_p)
         return only(counted, losses)
 
     def active(self) -> tuple[Tensor, Tensor]:
@@ -422,19 +478,17 @@ class GatheredRows:
         return self.positive.gathered[1], self.negative.gathered[1]
 
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
-        """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (b, K), if the maps use norms."""
+        """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (p, K), if the maps use norms."""
         held = view.held or self._hold(view, gradient=True)
-        factor = self.negative.factor(view.rows, held.part)
-        pull = times(times(self.pull_n[view.rows, None], held.scale), factor)
+        pull = times(self.negative.pull(view.place(view.rows)), held.scale)
         # What is in store is left there: its memory may be where the product of `g` goes.
         g = held.g.mul_(pull) if view.store is None else torch.mul(held.g, pull, out=view.scratch)
         if view.pairs is None:
             return g, None
         positives = view.positives or self._hold_positives(view, view.pairs)
-        pull = self.pull_p[view.rows, None]
-        if self.each is None:
-            pull = times(pull, self.positive.factor(view.rows, positives.part))
-        g.scatter_add_(1, view.pairs.columns, positives.g * pull)
+        pull = (self.each or self.positive).pull(view.place(view.listing))
+        some = g if view.pairs.rows is None else g[view.pairs.rows]
+        some.scatter_add_(1, view.pairs.columns, positives.g * pull)
         return g, None if positives.by_norm is None else positives.by_norm * pull
 
 
@@ -474,9 +528,10 @@ class HardestRows:
             listed, positive = view.listed * self.sign, view.pairs.positive
             hardest, slot = (listed if positive is None else listed.masked_fill_(~positive, math.inf)).min(1)
             column = view.pairs.columns.gather(1, slot[:, None])[:, 0] + view.column_offset
-            harder = hardest < self.positive[rows]
-            self.positive[rows] = torch.where(harder, hardest, self.positive[rows])
-            self.positive_column[rows] = torch.where(harder, column, self.positive_column[rows])
+            some = view.listing
+            harder = hardest < self.positive[some]
+            self.positive[some] = torch.where(harder, hardest, self.positive[some])
+            self.positive_column[some] = torch.where(harder, column, self.positive_column[some])
             s = view.pairs.hide(s.clone(), -math.inf)
         hardest, column = s.max(1)
         harder = hardest > self.negative[rows]

@@ -41,7 +41,7 @@ class LossSpec:
             Proxy-Anchor); or the pairs whose term is not zero, positives and negatives apart ("active").
         anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
         normalize: whether rows and columns are divided by their norms, so that s is a cosine; else the norm stays.
-        target: f_n depends on the row's similarity to its own class too, which is given besides, (N,).
+        border: f_n takes a number of every row besides, (N,).
         pool: where K columns, one after the other, stand for a class: how their similarities become one.
     """
 
@@ -57,7 +57,7 @@ class LossSpec:
     anchors: Literal["samples", "proxies"] = "samples"
     normalize: tuple[bool, bool] = (True, True)
     pool: Pool | None = None
-    target: bool = False
+    border: bool = False
 
 
 def over_negatives(
