@@ -32,7 +32,9 @@ def nearfar(setting: Setting, problem: Problem, plain: bool = False) -> Candidat
         loss.weight.data = problem.vectors(loss.vectors_per_class)
     other = problem.view if setting.info.level == "towers" else problem.labels
     parameters = [problem.embeddings, *loss.parameters()]
-    return training_step(lambda: loss(problem.embeddings, other), parameters, setting.note)
+    return training_step(
+        lambda: loss(problem.embeddings, other), parameters, setting.note, forget=lambda: loss.eval().train()
+    )
 
 
 def compiled(setting: Setting, problem: Problem) -> Candidate:

@@ -29,6 +29,7 @@ class Candidate:
     parameters: Sequence[Tensor] = ()
     note: str = ""
     result_bytes: int = 0  # of what run returns, where that is the gradients
+    forget: Callable[[], object] = lambda: None  # give up what is kept from step to step
 
     def clear(self) -> None:
         for parameter in self.parameters:
@@ -43,9 +44,14 @@ class Candidate:
         return self.result_bytes + sum(p.grad.nbytes for p in self.parameters if p.grad is not None)
 
 
-def training_step(loss: Callable[[], Tensor], parameters: Sequence[Tensor], note: str = "") -> Candidate:
+def training_step(
+    loss: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    note: str = "",
+    forget: Callable[[], object] = lambda: None,
+) -> Candidate:
     """Forward and backward."""
-    return Candidate(lambda: torch.autograd.backward(loss()), parameters, note)
+    return Candidate(lambda: torch.autograd.backward(loss()), parameters, note, forget=forget)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ def peak_extra_bytes(candidate: Candidate, repeats: int = 3) -> int | None:
     taken = []
     for _ in range(repeats):
         candidate.clear()
+        candidate.forget()
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -25,13 +25,13 @@ Shapes: N rows, M columns, D dimensions; b x t a tile.
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from nearfar.losses.memory import in_huge_pages, keep_freed_memory
+from nearfar.losses.memory import Spare, keep_freed_memory
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View, active_side, within
@@ -65,6 +65,7 @@ class Plan:
         reduction: "mean", "sum" or "none".
         budget: how many bytes of similarities may be kept.
         tile: about how many similarities a tile has.
+        spare: memory for the larger gradient, from step to step.
     """
 
     spec: LossSpec | StripSpec
@@ -75,6 +76,7 @@ class Plan:
     reduction: Literal["mean", "sum", "none"] = "mean"
     budget: int = 104 * 10**6
     tile: int = TILE
+    spare: Spare = field(default_factory=Spare)
 
 
 def evaluate(
@@ -195,7 +197,8 @@ class _Run:
             self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
 
     def _accumulator(self, vectors: Tensor) -> Tensor:
-        gradient = in_huge_pages(self.like.new_empty(vectors.shape))
+        smaller = self.y is not self.x and len(vectors) < max(len(self.x.raw), len(self.y.raw))
+        gradient = self.like.new_empty(vectors.shape) if smaller else self.plan.spare.take(vectors.shape, self.like)
         return gradient if self.overwritten else gradient.zero_()
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
@@ -562,7 +565,7 @@ class _Tiles:
     def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:
             size_of_all = self.run.plan.budget // self.run.like.element_size()
-            self.run.arena = in_huge_pages(self.run.like.new_empty(size_of_all))
+            self.run.arena = Spare().take(torch.Size([size_of_all]), self.run.like)
         self.used += size
         return self.run.arena[self.used - size : self.used]
 

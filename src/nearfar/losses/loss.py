@@ -8,13 +8,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.losses import dense, engine, inputs, migration, tuples
 from nearfar.losses.engine import Plan
+from nearfar.losses.memory import Spare
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.ranks import weighed_gradient
 from nearfar.losses.spec import Average, LossSpec, StripSpec
@@ -134,6 +135,7 @@ class Loss(Summand):
         self.check_finite = check_finite
         self.dense = dense
         self.sharded = sharded
+        self.spare = Spare()  # memory for the gradient of the class weights
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -151,6 +153,12 @@ class Loss(Summand):
         self.weight = nn.Parameter(vectors * self.initial_scale)
         if bias:
             self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
+
+    def train(self, mode: bool = True) -> Self:
+        """As of every module; what is not trained keeps no memory for gradients."""
+        if not mode:
+            self.spare.give_up()
+        return super().train(mode)
 
     @property
     def initial_scale(self) -> float:
@@ -322,6 +330,7 @@ class Loss(Summand):
             column_weight=column_weight,
             reduction=self.reduction if reduction is None else reduction,
             budget=self.memory_budget,
+            spare=Spare() if self.weight is None else self.spare,
         )
         run = dense.evaluate if self.dense else engine.evaluate
         return run(plan, rows, columns, bias, *parameters)

@@ -1,35 +1,55 @@
-"""What the system is told about the engine's memory. Advice only: without it everything is the same, later."""
+"""What the system is told about the engine's memory, and what of it is kept from step to step. Without either, all is
+the same, later.
+"""
 
 import contextlib
-import ctypes
 import functools
+import mmap
 import sys
 
 import torch
 from torch import Tensor
 
 LARGE = 2**24  # bytes
-HUGE_PAGE = 2**21
-_MADV_HUGEPAGE = 14  # of Linux's sys/mman.h
 
 
-def in_huge_pages(memory: Tensor) -> Tensor:
-    """The same tensor, its memory not yet written to: large blocks of it in huge pages, where Linux has them.
+class Spare:
+    """A large block of memory that is lent for a result, and lent again once nobody sees that any more.
 
-    The gradient of a large W is fresh memory in every step. In pages of 4 KB, handing out and taking back 200 MB takes
-    75 ms on the machine of docs/benchmarks.md; in pages of 2 MB, 20 ms.
+    The gradient of a large W is needed in every step, and dropped before the next. Handed back to the system and taken
+    anew, 200 MB take 20 ms in huge pages, 60 ms in others, and 300 ms where the system is a virtual machine that had
+    passed them on (docs/LOG.md). Kept, they do not add to the most that training needs: that is reached while the
+    gradient exists.
     """
-    if memory.nbytes >= LARGE and memory.device.type == "cpu" and sys.platform == "linux":
-        first = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-        last = (memory.data_ptr() + memory.nbytes) // HUGE_PAGE * HUGE_PAGE
-        with contextlib.suppress(OSError, AttributeError):
-            _c_library().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_HUGEPAGE)
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def __reduce__(self) -> tuple[type["Spare"], tuple[()]]:
+        return Spare, ()  # a copy has nothing to lend
+
+    def take(self, shape: torch.Size, like: Tensor) -> Tensor:
+        """An uninitialised tensor, as `like.new_empty(shape)` gives it."""
+        size = shape.numel() * like.element_size()
+        if size < LARGE or like.device.type != "cpu" or sys.platform != "linux":
+            return like.new_empty(shape)
+        if self._memory is None or len(self._memory) != size or sys.getrefcount(self._memory) > UNSEEN:
+            self._memory = _pages(size)
+        return torch.frombuffer(self._memory, dtype=like.dtype).view(shape)
+
+    def give_up(self) -> None:
+        """Keep nothing."""
+        self._memory = None
+
+
+UNSEEN = 2  # references to memory that no tensor has: the attribute, and the argument of who counts them
+
+
+def _pages(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
-
-
-@functools.cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 @functools.cache  # the C library remembers
