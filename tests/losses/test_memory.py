@@ -59,15 +59,25 @@ def test_gradients_of_several_steps_add_up() -> None:
 def test_evaluation_and_copies_keep_nothing() -> None:
     loss = losses.CosFaceLoss(CLASSES, SIZE)
     step(loss, 0)
-    assert loss.spare._memory is not None
-    assert copy.deepcopy(loss).spare._memory is None
+    assert loss.spare.nbytes == loss.weight.nbytes
+    assert copy.deepcopy(loss).spare.nbytes == 0
     file = io.BytesIO()
     torch.save(loss, file)
     assert file.tell() < 2.5 * loss.weight.nbytes  # the weight and its gradient
-    assert loss.eval().spare._memory is None
+    assert loss.eval().spare.nbytes == 0
 
 
 def test_small_memory_is_not_kept() -> None:
     spare, like = Spare(), torch.empty(0)
-    assert spare.take(torch.Size([3, 4]), like).shape == (3, 4)
-    assert spare._memory is None
+    assert spare.take((3, 4), like).shape == (3, 4)
+    assert spare.nbytes == 0
+
+
+@lends
+def test_the_last_used_sizes_are_kept() -> None:
+    spare, like, number = Spare(), torch.empty(0), LARGE // 4
+    one, _ = (spare.take((size,), like).data_ptr() for size in (number, 2 * number))
+    assert spare.take((number,), like).data_ptr() == one
+    spare.take((3 * number,), like)
+    assert spare.nbytes == 4 * LARGE  # that of two is gone
+    assert spare.take((number // 2, 2), like).data_ptr() == one

@@ -65,7 +65,7 @@ class Plan:
         reduction: "mean", "sum" or "none".
         budget: how many bytes of similarities may be kept.
         tile: about how many similarities a tile has.
-        spare: memory for the larger gradient, from step to step.
+        spare: memory for the larger gradient and for what is kept, from step to step.
     """
 
     spec: LossSpec | StripSpec
@@ -565,7 +565,7 @@ class _Tiles:
     def _allot(self, size: int) -> Tensor:
         if self.run.arena is None:
             size_of_all = self.run.plan.budget // self.run.like.element_size()
-            self.run.arena = Spare().take(torch.Size([size_of_all]), self.run.like)
+            self.run.arena = self.run.plan.spare.take((size_of_all,), self.run.like)
         self.used += size
         return self.run.arena[self.used - size : self.used]
 

@@ -135,7 +135,7 @@ class Loss(Summand):
         self.check_finite = check_finite
         self.dense = dense
         self.sharded = sharded
-        self.spare = Spare()  # memory for the gradient of the class weights
+        self.spare = Spare()  # memory that every step needs
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -155,7 +155,7 @@ class Loss(Summand):
             self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
 
     def train(self, mode: bool = True) -> Self:
-        """As of every module; what is not trained keeps no memory for gradients."""
+        """As of every module; what is not trained keeps no memory for the next step."""
         if not mode:
             self.spare.give_up()
         return super().train(mode)
@@ -330,7 +330,7 @@ class Loss(Summand):
             column_weight=column_weight,
             reduction=self.reduction if reduction is None else reduction,
             budget=self.memory_budget,
-            spare=Spare() if self.weight is None else self.spare,
+            spare=self.spare,
         )
         run = dense.evaluate if self.dense else engine.evaluate
         return run(plan, rows, columns, bias, *parameters)

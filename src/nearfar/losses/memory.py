@@ -4,6 +4,7 @@ the same, later.
 
 import contextlib
 import functools
+import math
 import mmap
 import sys
 
@@ -13,36 +14,46 @@ from torch import Tensor
 LARGE = 2**24  # bytes
 
 
+KEPT = 2  # blocks: a step has its gradient, and what the engine keeps between two passes
+UNSEEN = 2  # references to memory that no tensor has: a variable, and the argument of who counts them
+
+
 class Spare:
-    """A large block of memory that is lent for a result, and lent again once nobody sees that any more.
+    """Large blocks of memory that are lent, and lent again once nobody sees what they were lent for.
 
     The gradient of a large W is needed in every step, and dropped before the next. Handed back to the system and taken
     anew, 200 MB take 20 ms in huge pages, 60 ms in others, and 300 ms where the system is a virtual machine that had
-    passed them on (docs/LOG.md). Kept, they do not add to the most that training needs: that is reached while the
-    gradient exists.
+    passed them on (docs/LOG.md). Kept, they do not add to the most that training needs, which is reached while they are
+    in use.
     """
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self._blocks: dict[int, mmap.mmap] = {}  # by size, the last used last
 
     def __reduce__(self) -> tuple[type["Spare"], tuple[()]]:
         return Spare, ()  # a copy has nothing to lend
 
-    def take(self, shape: torch.Size, like: Tensor) -> Tensor:
+    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor, as `like.new_empty(shape)` gives it."""
-        size = shape.numel() * like.element_size()
+        size = math.prod(shape) * like.element_size()
         if size < LARGE or like.device.type != "cpu" or sys.platform != "linux":
             return like.new_empty(shape)
-        if self._memory is None or len(self._memory) != size or sys.getrefcount(self._memory) > UNSEEN:
-            self._memory = _pages(size)
-        return torch.frombuffer(self._memory, dtype=like.dtype).view(shape)
+        memory = self._blocks.pop(size, None)
+        if memory is None or sys.getrefcount(memory) > UNSEEN:
+            memory = _pages(size)
+        self._blocks[size] = memory
+        if len(self._blocks) > KEPT:
+            del self._blocks[next(iter(self._blocks))]
+        return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
     def give_up(self) -> None:
         """Keep nothing."""
-        self._memory = None
+        self._blocks.clear()
 
-
-UNSEEN = 2  # references to memory that no tensor has: the attribute, and the argument of who counts them
+    @property
+    def nbytes(self) -> int:
+        """What is kept, lent or not."""
+        return sum(self._blocks)
 
 
 def _pages(size: int) -> mmap.mmap:
