@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import cases, evaluation, regression, results
+from benchmarks import beside, cases, evaluation, peers, regression, results
 from benchmarks.implementations import IMPLEMENTATIONS
 from benchmarks.measure import QUICK, THOROUGH
 from benchmarks.run import describe, jobs, run, warn_if_busy
@@ -31,6 +31,12 @@ def parser() -> argparse.ArgumentParser:
     measure.add_argument("--time", type=float, default=600.0, metavar="SECONDS", help="of each process (600)")
     measure.add_argument("--threads", type=int, default=0, metavar="N", help="of torch (all cores)")
     measure.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/losses.csv")
+
+    in_turn = commands.add_parser("beside", help="nearfar and pytorch-metric-learning in turn, step by step")
+    in_turn.add_argument("--cases", nargs="+", metavar="CASE", type=cases.Case.parse, help="(all that take seconds)")
+    in_turn.add_argument("--losses", nargs="+", metavar="LOSS", choices=list(peers.PML))
+    in_turn.add_argument("--time", type=float, default=60.0, metavar="SECONDS", help="that a turn may take (60)")
+    in_turn.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/beside.csv")
 
     metrics = commands.add_parser("evaluation", help="measure retrieval metrics beside FAISS's search alone")
     metrics.add_argument("--quick", action="store_true", help="one small case, few repeats; stored only with --out")
@@ -142,6 +148,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.command == "losses":
         return losses(options)
+    if options.command == "beside":
+        warn_if_busy()
+        return beside.measure(options.cases or cases.SMALL, options.losses, options.time, options.out or beside.CSV)
     if options.command == "reranking":
         from benchmarks import reranking  # scipy is needed here alone
 

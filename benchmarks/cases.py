@@ -56,6 +56,7 @@ STANDARD = [
     _pair(1024),
     _pair(4096),
 ]
+SMALL = [_class(180, 100), _class(256, 11_318), _pair(256), _pair(1024)]  # of which a peer takes seconds, too
 QUICK = [_class(180, 100), _pair(256)]
 CHECK = [_class(256, 11_318), _pair(1024)]
 # The sweeps, which end in the largest cases.

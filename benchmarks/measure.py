@@ -81,38 +81,46 @@ class Times:
         return self.seconds[low] + (at - low) * (self.seconds[high] - self.seconds[low])
 
 
-def in_turn(step: Callable[[], None], limit: Callable[[], None], effort: Effort) -> tuple[Times, Times]:
-    """The times of the step and of the limit, measured one after the other, so that both see the same machine.
+class Turns:
+    """Something that is timed again and again, while others have their turns.
 
-    A step that is long enough to be timed by itself follows one that is not timed, as steps follow each other in
-    training: the first after the other's finds that one's memory, and has to ask the system for its own.
+    What is long enough to be timed by itself follows a run that is not timed, as steps follow each other in training:
+    the first after another's finds that one's memory, and has to ask the system for its own.
     """
-    runs = (limit, step)
-    counts, again = [], []
-    for run in runs:
+
+    def __init__(self, run: Callable[[], None]):
+        self._run = run
         run()  # what happens only once: compiling, buffers of the matrix products
-        once = _seconds(run, 1)
-        counts.append(max(1, math.ceil(SHORTEST / max(once, 1e-9))))
-        again.append(SHORTEST < once < LONG)
+        once = self._seconds(1)
+        self._count = max(1, math.ceil(SHORTEST / max(once, 1e-9)))
+        self._anew = SHORTEST < once < LONG
+
+    def take(self) -> float:
+        """The seconds of one run."""
+        if self._anew:
+            self._run()
+        return self._seconds(self._count)
+
+    def _seconds(self, count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            self._run()
+        return (time.perf_counter() - start) / count
+
+
+def in_turn(step: Callable[[], None], limit: Callable[[], None], effort: Effort) -> tuple[Times, Times]:
+    """The times of the step and of the limit, measured one after the other, so that both see the same machine."""
+    runs = Turns(limit), Turns(step)
     taken: tuple[list[float], list[float]] = ([], [])
     start = time.perf_counter()
     while True:
-        for run, count, anew, times in zip(runs, counts, again, taken, strict=True):
-            if anew:
-                run()
-            times.append(_seconds(run, count))
+        for run, times in zip(runs, taken, strict=True):
+            times.append(run.take())
         repeats, elapsed = len(taken[0]), time.perf_counter() - start
         enough = repeats >= effort.fewest and elapsed > effort.seconds
         if repeats >= effort.most or enough or (repeats >= 3 and elapsed > PATIENCE):
             break
     return Times(sorted(taken[1])), Times(sorted(taken[0]))
-
-
-def _seconds(run: Callable[[], None], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        run()
-    return (time.perf_counter() - start) / count
 
 
 def peak_extra_bytes(candidate: Candidate, repeats: int = 3) -> int | None:

@@ -9,10 +9,14 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.measure import cores
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ROOT = Path(__file__).resolve().parent.parent
 CSV = ROOT / "benchmarks" / "results" / "losses.csv"
@@ -50,7 +54,6 @@ class Row:
         return self.note.startswith("differs")
 
 
-COLUMNS = [field.name for field in fields(Row)]
 _NUMBERS = ("p20_ms", "p50_ms", "p80_ms", "limit_ms", "ratio", "peak_mb")
 
 
@@ -65,12 +68,12 @@ def stamp(threads: int = 0) -> dict[str, str | int]:
     }
 
 
-def append(row: Row, path: Path = CSV) -> None:
+def append(row: "DataclassInstance", path: Path = CSV) -> None:
     """Add a row at the end; a new file gets its header."""
     new = not path.exists() or path.stat().st_size == 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, [field.name for field in fields(row)], lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(asdict(row))

@@ -1,4 +1,5 @@
 """One measurement in a process of its own: `python -m benchmarks.worker REQUEST`, a JSON object; answers with one.
+With `--turns` it says that it is ready, and then, for every line that it is given, the seconds of a step.
 
 The process caps its own memory, so that what needs too much fails here and nowhere else.
 """
@@ -13,10 +14,11 @@ import torch
 
 from benchmarks.cases import Case, problem
 from benchmarks.implementations import build, limit
-from benchmarks.measure import THOROUGH, Effort, cores, in_turn, peak_extra_bytes
+from benchmarks.measure import THOROUGH, Effort, Turns, cores, in_turn, peak_extra_bytes
 from benchmarks.settings import settings
 
 OUT_OF_MEMORY = "out of memory"
+READY = "ready"
 SIGNS = ("can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc", "failed to allocate")
 
 
@@ -72,6 +74,16 @@ def measure(request: Request) -> dict[str, Any]:
     }
 
 
+def take_turns(request: Request) -> None:
+    """A turn for every line."""
+    torch.set_num_threads(request.threads or cores())
+    candidate = build(request.implementation, settings()[request.loss], problem(Case.parse(request.case)))
+    once = Turns(candidate.step)
+    print(READY, flush=True)
+    for _ in sys.stdin:
+        print(once.take(), flush=True)
+
+
 def main() -> None:
     """Answer one request."""
     request = Request.from_json(sys.argv[1])
@@ -81,13 +93,16 @@ def main() -> None:
         cap = int(request.memory_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (cap, cap))
     try:
+        if sys.argv[2:] == ["--turns"]:
+            take_turns(request)
+            return
         answer = {"status": "ok"} | measure(request)
     except MemoryError:
         answer = {"status": OUT_OF_MEMORY}
     except Exception as error:
         short = f"error: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         answer = {"status": OUT_OF_MEMORY if lacks_memory(str(error)) else short}
-    print(json.dumps(answer))
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -162,13 +162,13 @@ class _Run:
         self.y = (
             self.x
             if columns is None
-            else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype)
+            else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype, others=self.pairs.rows)
         )
         self.bias = bias if bias is None else ordered(bias, self.pairs.column_order).to(dtype)
         self.log_weight = plan.column_weight
         if self.log_weight is not None:
             self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
-        self.n, self.m = self.pairs.rows, len(self.y.raw)
+        self.n, self.m = self.pairs.rows, self.y.raw.shape[0]
         spread = self.pairs.spread
         self.shared = spread if spread is not None and spread.over == "columns" else None  # with other ranks
         self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
@@ -182,6 +182,11 @@ class _Run:
         hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
         some = columns is not None and self.n > 0 and self.m > 0
         self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
+        # Where rows have one tile each, its similarities tell which part of a gradient is along its vector.
+        one_tile = self.m <= min(SQUARE, plan.tile) and plan.spec.average != "active"
+        self.told = one_tile and self.overwritten and any(plan.spec.normalize) and self.pool is None and bias is None
+        self.radial_x: Tensor | None = None
+        self.radial_y: Tensor | None = None
         self.arena: Tensor | None = None
         self.grad_x = self._accumulator(rows) if needs[0] else None
         self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if needs[1] else None
@@ -197,7 +202,7 @@ class _Run:
             self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
 
     def _accumulator(self, vectors: Tensor) -> Tensor:
-        smaller = self.y is not self.x and len(vectors) < max(len(self.x.raw), len(self.y.raw))
+        smaller = self.y is not self.x and vectors.numel() < max(self.x.raw.numel(), self.y.raw.numel())
         gradient = self.like.new_empty(vectors.shape) if smaller else self.plan.spare.take(vectors.shape, self.like)
         return gradient if self.overwritten else gradient.zero_()
 
@@ -233,7 +238,7 @@ class _Run:
         """All products of these rows are in: turn their gradient into that by the caller's tensor."""
         if self.grad_x is not None:
             by_norm = None if self.grad_norm_x is None else cut(self.grad_norm_x, part)
-            self.x.to_raw(part, cut(self.grad_x, part), by_norm)
+            self.x.to_raw(part, cut(self.grad_x, part), by_norm, self.radial_x)
 
     def _finish_columns(self, part: slice) -> None:
         """The same for columns, with what the pool adds for them alone."""
@@ -243,7 +248,7 @@ class _Run:
             self._add_penalty(self.pool, part)
         if self.grad_y is not None:
             by_norm = None if self.grad_norm_y is None else cut(self.grad_norm_y, part)
-            self.y.to_raw(part, cut(self.grad_y, part), by_norm)
+            self.y.to_raw(part, cut(self.grad_y, part), by_norm, self.radial_y)
 
     def _add_penalty(self, pool: Pool, part: slice) -> None:
         dimension = self.y.raw.shape[1]
@@ -396,6 +401,8 @@ class _Run:
             self.grad_bias[j] += g.sum(0)
         if by_norm is not None and views[0].pairs is not None:
             self._add_norm_gradient(i, j, views[0], by_norm)
+        if self.told:
+            self._tell_radial(g, views[0])
         if self.pool is None:
             self._add_products(i, j, g, first=(j.start == 0, i.start == 0))
         else:
@@ -408,6 +415,14 @@ class _Run:
             self._finish_rows(i)
         if self.pool is not None and i.stop == self.n:
             self._finish_columns(slice(j.start * self.per_class, j.stop * self.per_class))
+
+    def _tell_radial(self, g: Tensor, view: View) -> None:
+        """x̂·(G Ŷ) = sum_c G S, and the same for the columns, of which other strips have their part."""
+        assert view.s is not None
+        along = view.s.mul_(g)
+        self.radial_x = along.sum(1, keepdim=True)
+        by_columns = along.sum(0).unsqueeze(1)
+        self.radial_y = by_columns if self.radial_y is None else self.radial_y + by_columns
 
     def _add_norm_gradient(self, i: slice, j: slice, view: View, by_norm: Tensor) -> None:
         """The pair norm n is |x|, or |x||w|: hand its gradient (b, K) to both."""
@@ -616,6 +631,7 @@ class _Tiles:
             listed=listed,
             column_offset=j.start,
             line=None if self.group.tiles == [(self.group.rows, j)] else self.group.lines[j.start],
+            keep_s=run.told,
             log_weight=None if run.log_weight is None else run.log_weight[j],
             row_norm=run.x.norms(i) if run.norms else None,
             column_norm=run.y.norms(j) if run.norms and not run.y.normalize else None,

@@ -216,12 +216,13 @@ class P2SGradLoss(Loss):
         self.add_classes(num_classes, embedding_size)
 
     def spec(self) -> LossSpec:
+        # (s - 1)^2 = s^2 + (1 - 2s): the squares of all, and the rest of the own class's.
         share = 1 / self.num_classes
         return LossSpec(
-            positive=Quadratic(1.0),
-            negative=Quadratic(0.0),
+            positive=Linear(-2 * share, share),
+            negative=Quadratic(share),
             gather=("sum", "sum"),
             combine="split",
             act="identity",
-            side_scale=(share, share),
+            others=True,
         )

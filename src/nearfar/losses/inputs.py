@@ -42,7 +42,7 @@ def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embedd
         )
     if labels.ndim not in (1, 2):
         raise ValueError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
-    if len(labels) != n:
+    if labels.shape[0] != n:
         raise ValueError(f"{len(labels)} {name} for {n} {of}: there must be one each")
     if labels.ndim == 1 and labels.dtype == torch.bool:
         raise TypeError(f"{name} are boolean: give class ids as integers ({name}.long())")

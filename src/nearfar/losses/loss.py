@@ -372,7 +372,7 @@ class Loss(Summand):
 
     def pairs_of(self, given: Given) -> Pairs:
         """Which pairs are positive and negative, from labels, masks or what a miner found."""
-        n, classes = len(given.embeddings), self.num_classes
+        n, classes = given.embeddings.shape[0], self.num_classes
         if self.distribution is not None and self.distribution.by_classes(self):
             return self.distribution.class_pairs(self, given)
         columns = classes if self.weight is not None else n if given.ref_emb is None else len(given.ref_emb)
@@ -391,7 +391,7 @@ class Loss(Summand):
         """Whether what is given makes pairs, and one kind of them; masks of samples have so many columns, or as many as
         there are samples to compare with.
         """
-        n, labels, positives, ref_emb = len(given.embeddings), given.labels, given.positives, given.ref_emb
+        n, labels, positives, ref_emb = given.embeddings.shape[0], given.labels, given.positives, given.ref_emb
         mined = given.indices_tuple is not None and not self.class_level
         if mined and positives is not None:
             raise ValueError("give either indices_tuple, or positives= (and negatives=) as boolean masks")

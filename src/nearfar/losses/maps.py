@@ -292,17 +292,16 @@ class ShiftedHinge:
 
 @dataclass(frozen=True)
 class Quadratic:
-    """f(s) = (s - target)^2."""
+    """f(s) = scale * s^2."""
 
-    target: float
+    scale: float
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return (s - self.target).square_()
+        return torch.addcmul(_number(0.0, s), s, s, value=self.scale, out=out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        difference = s - self.target if self.target else s
-        return difference.square(), difference + difference, None
+        return self.value(s, out=out), s * (2 * self.scale), None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.spread import Spread
+from nearfar.losses.vectors import cut
 
 SEVERAL = 4096  # classes that surely come in several tiles
 
@@ -143,7 +144,7 @@ class ClassPairs:
         ascending: bool = False,
     ):
         self.start, self._stop, self.same, self.ascending = start, stop, same, ascending
-        self.rows, self.columns = len(start), columns
+        self.rows, self.columns = start.shape[0], columns
         self.column_order = column_order
         self.row_order = column_order if same else row_order
         self.own = torch.arange(columns, device=start.device) if same else own
@@ -199,7 +200,7 @@ class ClassPairs:
         """Samples × classes: one positive column each. Of many classes a tile has few of the samples' own: with the
         samples sorted by class it looks at these alone.
         """
-        widths = (1, 1) if len(ids) else (0, 0)
+        widths = (1, 1) if ids.shape[0] else (0, 0)
         if classes <= SEVERAL:
             return cls(ids, None, classes, widths=widths)
         ids, order = torch.sort(ids, stable=True)
@@ -241,7 +242,7 @@ class ClassPairs:
         slots = min(self.widest, columns.stop - columns.start)
         if slots == 0:
             return None
-        first = self.start[rows, None]
+        first = cut(self.start, rows).unsqueeze(1)
         if not whole:
             first = first.clamp(columns.start, columns.stop) - columns.start
         column = first + torch.arange(slots, device=first.device) if slots > 1 else first

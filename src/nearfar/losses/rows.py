@@ -42,6 +42,7 @@ class View:
     column_offset: int = 0  # the tile's first column
     line: int | None = None  # which tile of its rows this is; None: the only one, of all the group's rows
     keep: bool = False
+    keep_s: bool = False  # the similarities too, which the gradient will look at
     store: Tensor | None = None  # (b, t) memory to keep it in
     scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
     held: "Held | None" = None
@@ -58,7 +59,7 @@ class View:
         """What keeping it takes."""
         assert self.s is not None
         listed = 0 if self.listed is None else 3 * self.listed.nbytes  # with their terms and slopes
-        return self.s.nbytes + listed + (0 if self.pairs is None else self.pairs.nbytes)
+        return self.s.nbytes * (1 + self.keep_s) + listed + (0 if self.pairs is None else self.pairs.nbytes)
 
     @property
     def listing(self) -> slice:
@@ -144,7 +145,7 @@ class LogSumExp:
         else:
             # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in
             # float32, far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
-            v.sub_(top.clamp_min(self.lowest)[:, None])
+            v.sub_(top.clamp_min(self.lowest).unsqueeze(1))
             torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
         self.totals.put(place, torch.sum, v)
 
@@ -185,7 +186,7 @@ class LogSumExp:
 
     def pull(self, place: Place | None) -> Tensor:
         """(b, 1) what turns a tile's own exp(v - top) into d loss / d v."""
-        return (self._pull if place is None else self._pull[place])[:, None]
+        return (self._pull if place is None else self._pull[place]).unsqueeze(1)
 
 
 class SoftMin(LogSumExp):
@@ -245,7 +246,7 @@ class Sum:
 
 def _of_rows(pull: Tensor, place: Place | None) -> Tensor:
     """(b, 1) of what is the same for all tiles of a row (n,)."""
-    return (pull if place is None else pull[place.rows])[:, None]
+    return (pull if place is None else pull[place.rows]).unsqueeze(1)
 
 
 def exchange(statistics: "Sequence[LogSumExp | Sum]", ranks: Ranks) -> None:
@@ -369,7 +370,7 @@ class GatheredRows:
         """P and N."""
         held = self._hold(view, gradient=view.keep)
         if view.keep:
-            view.held, view.s = held, None
+            view.held, view.s = held, view.s if view.keep_s else None
         if self.spec.combine != "each":
             self.collect_positives(view)
 
@@ -416,7 +417,7 @@ class GatheredRows:
         if isinstance(self.negative, Sum):
             g, slope = slope if isinstance(slope, Tensor) else v.fill_(slope), 1.0
             if view.pairs is not None:
-                view.pairs.hide(g, 0.0)
+                view.pairs.hide(g, 0.0, keep_positives=self.spec.others)
         elif isinstance(slope, Tensor):
             g, slope = v.mul_(slope), 1.0
         else:
@@ -443,9 +444,9 @@ class GatheredRows:
         else:
             self.positive.gather(place, u)
             if isinstance(self.positive, Sum):  # d P / d u is 1
-                if kept is None and isinstance(slope, Tensor):
-                    return HeldPositives(slope, norm_slope)
-                u = torch.ones_like(u) if kept is None else u.copy_(kept)
+                if kept is None:
+                    return HeldPositives(slope if isinstance(slope, Tensor) else u.fill_(slope), norm_slope)
+                u.copy_(kept)
         return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope)
 
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:

@@ -2,9 +2,11 @@
 says so.
 
 A large matrix of class weights is never copied nor normalised: its products are scaled instead (`fold`), and so is what
-its gradient is a product of. Where vectors are normalised, a zero vector stays zero, and so does its gradient.
+its gradient is a product of; a small one of columns, too, where that is less work. Where vectors are normalised, a
+zero vector stays zero, and so does its gradient.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -42,7 +44,7 @@ def unit(vectors: Tensor) -> Tensor:
 
 def _inverse(norms: Tensor, out: Tensor | None = None) -> Tensor:
     """1 / norm, and 0 for vectors that have none."""
-    return torch.reciprocal(norms, out=out).nan_to_num_(posinf=0.0)
+    return torch.reciprocal(torch.threshold(norms, 0.0, math.inf), out=out)
 
 
 class Vectors:
@@ -54,6 +56,7 @@ class Vectors:
         keep_norm: the norms are asked for themselves.
         dtype: of all arithmetic.
         whole: prepare a copy of all, so that two blocks can be had at a time; else only if it is small.
+        others: how many vectors each is compared with. Of few, scaling their products is less work than scaling them.
     """
 
     def __init__(
@@ -64,23 +67,27 @@ class Vectors:
         keep_norm: bool,
         dtype: torch.dtype,
         whole: bool = False,
+        others: float = math.inf,
     ):
         self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
         self._norm: Tensor | None = None
         self._inverse: Tensor | None = None
         self._known = 0  # so many vectors are prepared or, if there are many, have norms: each when first asked for
         self._whole: Tensor | None = None
+        n, dimension = raw.shape
         uses_norm = normalize or keep_norm
-        if whole or raw.numel() <= WHOLE:
-            self._known = len(raw)
-            self._whole = self._fetch(slice(0, self._known))
+        small = whole or n * dimension <= WHOLE
+        self._folded = normalize and (not small or others < dimension)
+        if small:
+            self._known = n
+            self._whole = self._fetch(slice(0, n))
             if uses_norm:
                 self._norm = torch.linalg.vector_norm(self._whole, dim=1, keepdim=True)
                 self._inverse = _inverse(self._norm)
-                if normalize:
+                if normalize and not self._folded:
                     self._whole = self._whole * self._inverse
         elif uses_norm:
-            self._norm = raw.new_empty(len(raw), 1, dtype=dtype)
+            self._norm = raw.new_empty(n, 1, dtype=dtype)
             self._inverse = torch.empty_like(self._norm)
 
     def _learn_norms(self, stop: int) -> None:
@@ -94,7 +101,7 @@ class Vectors:
 
     def _fetch(self, part: slice) -> Tensor:
         raw = cut(self.raw, part) if self.order is None else self.raw.index_select(0, cut(self.order, part))
-        return raw.to(self.dtype)
+        return raw if raw.dtype == self.dtype else raw.to(self.dtype)
 
     def block(self, part: slice) -> Tensor:
         """The vectors of a range of rows, (b, D): prepared, or as they are if `fold` tells what is missing."""
@@ -110,10 +117,6 @@ class Vectors:
         """The same, of the vectors listed."""
         return self._inverse_norms(slice(0, len(self.raw)))[index] if self._folded else None
 
-    @property
-    def _folded(self) -> bool:
-        return self._whole is None and self.normalize
-
     def norms(self, part: slice) -> Tensor:
         """(b,) the norms, if they are kept."""
         assert self._norm is not None
@@ -128,7 +131,7 @@ class Vectors:
     def units(self, part: slice) -> Tensor:
         """The vectors of a range of rows, divided by their norms whatever the loss compares."""
         vectors = self.block(part)
-        return vectors if self._whole is not None and self.normalize else vectors * self._inverse_norms(part)
+        return vectors if self.normalize and not self._folded else vectors * self._inverse_norms(part)
 
     def take(self, index: Tensor) -> Tensor:
         """What `block` has of the vectors listed, (b, D)."""
@@ -136,18 +139,20 @@ class Vectors:
             return self._whole[index]
         return self.raw[index if self.order is None else self.order[index]].to(self.dtype)
 
-    def to_raw(self, part: slice, grad: Tensor, by_norm: Tensor | None) -> None:
+    def to_raw(self, part: slice, grad: Tensor, by_norm: Tensor | None, radial: Tensor | None = None) -> None:
         """Turn the gradient by a range of prepared vectors (b, D), which `fold` has scaled, in place, into that by the
-        caller's; `by_norm` (b,) is the gradient by their kept norms.
+        caller's; `by_norm` (b,) is the gradient by their kept norms, `radial` (b, 1) its part along the unit vectors,
+        if that is known.
         """
         if not self.normalize and by_norm is None:
             return
-        for inner in blocks(len(grad), max(1, WORK // max(1, grad.shape[1]))):
+        b, dimension = grad.shape
+        for inner in blocks(b, max(1, WORK // max(1, dimension))):
             outer = slice(part.start + inner.start, part.start + inner.stop)
             some, vectors, fold = cut(grad, inner), self.block(outer), self.fold(outer)
             if self.normalize:
-                radial = (some * vectors).sum(1, keepdim=True)
-                some.addcmul_(vectors, radial if fold is None else radial * fold * fold, value=-1)
+                along = (some * vectors).sum(1, keepdim=True) if radial is None else cut(radial, inner)
+                some.addcmul_(vectors, along if fold is None else along * fold * fold, value=-1)
                 if fold is None:
                     some.mul_(self._inverse_norms(outer))
             if by_norm is not None:
@@ -158,4 +163,5 @@ class Vectors:
 
     def restored(self, grad: Tensor) -> Tensor:
         """The gradient in the caller's order and precision."""
-        return restored(grad, self.order).to(self.raw.dtype)
+        grad = restored(grad, self.order)
+        return grad if grad.dtype == self.raw.dtype else grad.to(self.raw.dtype)

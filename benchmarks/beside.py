@@ -1,0 +1,153 @@
+"""nearfar's losses beside pytorch-metric-learning's: a process each, which take turns.
+
+So both see the same machine from one moment to the next, and what a row says is the quotient of two neighbouring turns:
+of steps that take a millisecond, the times themselves differ more between two minutes than between the libraries.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cases import Case
+from benchmarks.implementations import exists
+from benchmarks.measure import Times
+from benchmarks.results import CSV as LOSSES
+from benchmarks.results import ROOT, append, stamp, without_paths
+from benchmarks.settings import settings
+from benchmarks.worker import READY, Request
+
+CSV = LOSSES.with_name("beside.csv")
+FEWEST, MOST, SECONDS = 3, 40, 6.0  # turns of each: at least, at most, and how long unless there are too few
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. Times are medians of a step; ratios are ours / theirs, of turn after turn."""
+
+    date: str
+    commit: str
+    cpu: str
+    cores: int
+    torch: str
+    case: str
+    loss: str
+    status: str
+    nearfar_ms: float | None = None
+    pml_ms: float | None = None
+    p20: float | None = None
+    p50: float | None = None
+    p80: float | None = None
+    turns: int = 0
+
+
+class TurnError(Exception):
+    """What became of a process that should have taken its turn."""
+
+
+class Player:
+    """One implementation's process."""
+
+    def __init__(self, request: Request):
+        self.name = request.implementation
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", request.to_json(), "--turns"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def hear(self, seconds: float) -> str:
+        """The next line that it says."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise TurnError(f"{self.name}: timeout")
+        said = self._process.stdout.readline().decode().strip()
+        if not said:
+            raise TurnError(f"{self.name}: out of memory" if self._process.wait() == -signal.SIGKILL else self.name)
+        if said.startswith("{"):
+            raise TurnError(f"{self.name}: {without_paths(json.loads(said)['status'])}")
+        return said
+
+    def turn(self, seconds: float) -> float:
+        """Some steps: the seconds of one."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        return float(self.hear(seconds))
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+def compare(case: Case, loss: str, seconds: float, threads: int = 0) -> Row:
+    """A row, whatever becomes of the two."""
+    players: list[Player] = []
+    taken: tuple[list[float], list[float]] = ([], [])
+    status = "ok"
+    try:
+        for implementation in ("nearfar", "pml"):
+            players.append(Player(Request(case.name, loss, implementation, threads=threads)))
+            assert players[-1].hear(seconds) == READY
+        start = time.perf_counter()
+        while len(taken[0]) < FEWEST or (len(taken[0]) < MOST and time.perf_counter() - start < SECONDS):
+            for player, times in zip(players, taken, strict=True):
+                times.append(player.turn(seconds))
+    except TurnError as failure:
+        status = str(failure)
+    finally:
+        for player in players:
+            player.end()
+    where = stamp(threads)
+    if status != "ok":
+        return Row(**where, case=case.name, loss=loss, status=status)  # type: ignore[arg-type]
+    ours, theirs = (Times(sorted(times)).quantile(0.5) for times in taken)
+    ratios = Times(sorted(a / b for a, b in zip(*taken, strict=True)))
+    return Row(
+        **where,  # type: ignore[arg-type]
+        case=case.name,
+        loss=loss,
+        status=status,
+        nearfar_ms=round(1000 * ours, 3),
+        pml_ms=round(1000 * theirs, 3),
+        p20=round(ratios.quantile(0.2), 3),
+        p50=round(ratios.quantile(0.5), 3),
+        p80=round(ratios.quantile(0.8), 3),
+        turns=len(taken[0]),
+    )
+
+
+def measure(cases: Iterable[Case], losses: Sequence[str] | None, seconds: float, out: Path | None) -> int:
+    """Every loss that both have; 1 if one of ours takes longer."""
+    slower = 0
+    for case in cases:
+        for label, setting in settings().items():
+            if (losses and label not in losses) or not (setting.fits(case) and exists("pml", setting, case)):
+                continue
+            row = compare(case, label, seconds)
+            if out is not None:
+                append(row, out)
+            slower += row.p50 is not None and row.p50 > 1
+            told = row.status if row.p50 is None else f"{row.p50:.2f} ({row.p20:.2f} to {row.p80:.2f})"
+            print(f"{case.name} {label}: {told}", file=sys.stderr, flush=True)
+    return int(slower > 0)
+
+
+def read(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The last row of every case and loss, by column; none if there is no file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {(row["case"], row["loss"]): row for row in csv.DictReader(file)}
