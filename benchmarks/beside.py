@@ -145,6 +145,15 @@ def measure(cases: Iterable[Case], losses: Sequence[str] | None, seconds: float,
     return int(slower > 0)
 
 
+def cell(row: dict[str, str]) -> str:
+    """A row in a table: 0.62 (0.58 to 0.66), or what became of it."""
+    if row["status"] != "ok":
+        return row["status"].removeprefix("pml: ").partition(":")[0]
+    p50, p20, p80 = (float(row[name]) for name in ("p50", "p20", "p80"))
+    digits = 2 if p50 >= 0.1 else 3
+    return f"{p50:.{digits}f} ({p20:.{digits}f} to {p80:.{digits}f})"
+
+
 def read(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     """The last row of every case and loss, by column; none if there is no file."""
     if not path.exists():

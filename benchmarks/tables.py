@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import charts
+from benchmarks import beside, charts
 from benchmarks.cases import STANDARD, Case
 from benchmarks.implementations import LIMIT
 from benchmarks.results import Key, Row, newest, read
@@ -95,6 +95,27 @@ def full(rows: Rows, case: Case) -> str:
     return "\n\n".join([f"### {level}, {size(case)}", table, "\n".join(below)]).strip()
 
 
+def in_turn(rows: dict[tuple[str, str], dict[str, str]]) -> str:
+    """The table of what was measured in turn with pytorch-metric-learning: a line for each loss, a column a case."""
+    cases = sorted({Case.parse(name) for name, _ in rows}, key=lambda case: (case.level, case.columns, case.rows))
+    lines = []
+    for loss in sorted({loss for _, loss in rows}):
+        found = [rows.get((case.name, loss)) for case in cases]
+        lines.append([f"`{loss}`", *("" if row is None else beside.cell(row) for row in found)])
+    if not lines:
+        return ""
+    dates, commits = (sorted({row[name] for row in rows.values()}) for name in ("date", "commit"))
+    return "\n\n".join(
+        [
+            "### nearfar's time / pytorch-metric-learning's",
+            "`python -m benchmarks beside`: a process each, in turn, and the median of the quotients of neighbouring "
+            "turns, with their 20th and 80th percentiles.",
+            markdown(["loss", *(size(case) for case in cases)], lines),
+            f"Measured {dates[0][:10]} to {dates[-1][:10]}, commit {', '.join(commits)}.",
+        ]
+    )
+
+
 def sweeps(rows: Rows) -> str:
     """The table of all other cases, by loss and size."""
     standard = {case.name for case in STANDARD}
@@ -130,6 +151,7 @@ def write(csv: Path, root: Path) -> int:
     where = origin(rows)
     measured = {name for name, _, _ in rows}
     everything = [full(rows, case) for case in STANDARD if case.name in measured] + [sweeps(rows)]
+    everything.append(in_turn(beside.read(csv.with_name(beside.CSV.name))))
     readme, docs = root / "README.md", root / "docs" / "benchmarks.md"
     written = [
         replace(readme, "\n\n".join([comparison(rows, HEADLINE, SHORT), where, pictures(root, readme, drawn[:1])])),

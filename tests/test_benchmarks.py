@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import cases, peers, regression, results
+from benchmarks import beside, cases, peers, regression, results
 from benchmarks.__main__ import main
 from benchmarks.cases import Case, problem
 from benchmarks.implementations import IMPLEMENTATIONS, LIMIT, build, exists, limit
@@ -169,6 +169,37 @@ def test_running_out_of_time_is_a_row() -> None:
 
 def test_an_error_is_a_row() -> None:
     assert run(Request(PAIR.name, "CosFaceLoss", "nearfar", effort=ONCE), 120).status.startswith("error: TypeError")
+
+
+def test_two_libraries_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(beside, "SECONDS", 0.0)
+    row = beside.compare(CLASS, "CosFaceLoss", 120, threads=1)
+    assert (row.status, row.turns) == ("ok", beside.FEWEST)
+    assert row.nearfar_ms > 0 and row.pml_ms > 0
+    assert 0 < row.p20 <= row.p50 <= row.p80
+    assert row.p20 / 2 < row.nearfar_ms / row.pml_ms < row.p80 * 2
+    path = tmp_path / "beside.csv"
+    results.append(row, path)
+    assert beside.cell(beside.read(path)[CLASS.name, "CosFaceLoss"]).startswith(f"{row.p50:.2f} (")
+
+
+def test_a_library_that_cannot_take_its_turn() -> None:
+    row = beside.compare(PAIR, "DynamicSoftMarginLoss", 120, threads=1)
+    assert row.status.startswith("pml: error: RuntimeError") and row.p50 is None
+    assert beside.cell({"status": row.status}) == "error"
+    assert beside.compare(CLASS, "CosFaceLoss", 0.01, threads=1).status == "nearfar: timeout"
+
+
+def test_the_table_of_turns() -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks import tables
+
+    some = {"date": "2000-01-01T00:00:00Z", "commit": "c", "status": "ok", "p20": "0.51", "p50": "0.6", "p80": "0.7"}
+    rows = {("pair-8x8", "CircleLoss"): some, ("pair-16x8", "NCALoss"): some | {"status": "pml: out of memory"}}
+    table = tables.in_turn(rows)
+    assert "| `CircleLoss` | 0.60 (0.51 to 0.70) |  |" in table
+    assert "| `NCALoss` |  | out of memory |" in table
+    assert tables.in_turn({}) == ""
 
 
 def test_messages_lose_their_paths() -> None:

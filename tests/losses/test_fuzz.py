@@ -86,6 +86,10 @@ def test_any_setting_is_finite_and_equals_its_plain_form(
         hypothesis.reject()
     plain = setting.make(dense=True)
     x, labels = batch[0].to(dtype), batch[1]
+    exact = x.double().clone().requires_grad_()
+    setting.make(dense=True).double()(exact, labels).backward()
+    assert exact.grad is not None
+    fits = exact.grad.abs() < 0.99 * torch.finfo(dtype).max  # that of a short vector may be too large for float16
     results = []
     for form in (loss, plain):
         form = form.to(torch.float64 if dtype == torch.float64 else torch.float32)
@@ -95,7 +99,7 @@ def test_any_setting_is_finite_and_equals_its_plain_form(
         assert leaf.grad is not None
         assert leaf.grad.dtype == dtype
         assert bool(value.isfinite())
-        assert bool(leaf.grad.isfinite().all())
+        assert bool(leaf.grad[fits].isfinite().all())
         results.append((value.detach().double(), leaf.grad.double()))
     (value, gradient), (plain_value, plain_gradient) = results
     close = 1e-8 if dtype == torch.float64 else 2e-3

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.engine import Plan
-from nearfar.losses.maps import through
+from nearfar.losses.maps import softplus, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
-from nearfar.losses.rows import active_side, softplus
+from nearfar.losses.rows import active_side
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import norms, unit
 from nearfar.losses.weights import RowWeights, only, ordered, restored

@@ -90,6 +90,11 @@ def _number(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), exactly: above 40 it is x, even in float64."""
+    return torch.nn.functional.softplus(x, threshold=40)
+
+
 def sine(cosine: Tensor) -> Tensor:
     """sin(theta) of cos(theta), with 1 - s^2 floored at machine epsilon: the cap on every slope d/ds = -d/dtheta /
     sin(theta).
@@ -312,7 +317,7 @@ class Softplus:
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return torch.logaddexp(s * self.sign, s.new_zeros(()))
+        return softplus(s * self.sign)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         return self.value(s), torch.sigmoid(s * self.sign).mul_(self.sign), None

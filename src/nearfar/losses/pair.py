@@ -206,12 +206,14 @@ class NPairsLoss(Loss):
         # Sorted by class, the samples of one are neighbours.
         assert pairs.own is not None
         if pairs.complete and pairs.even:
-            first = pairs.own[:: pairs.widest]
+            first, second = pairs.own[:: pairs.widest], pairs.own[1 :: pairs.widest]
         else:
             first = ((pairs.start == pairs.own) & (pairs.positives > 0)).nonzero()[:, 0]
-        both = pairs.row_order.index_select(0, torch.cat([first, first + 1]))  # anchors and positives
-        weight = None if sample_weight is None else sample_weight[both[: len(first)]]
-        own = ClassPairs.to_classes(torch.arange(len(first), device=first.device), len(first))
+            second = first + 1
+        n = first.shape[0]
+        both = pairs.row_order.index_select(0, torch.cat([first, second]))  # anchors and positives
+        weight = None if sample_weight is None else sample_weight[both[:n]]
+        own = ClassPairs.to_classes(pairs.own[:n], n)
         if not self.any_row_counts(own, "both"):
             return self.zero(embeddings, shape=(len(embeddings),) if self.reduction == "none" else ())
         # One selection, and so one gradient of the batch's size.
@@ -221,7 +223,7 @@ class NPairsLoss(Loss):
         loss = self.evaluate(spec, own, rows, columns, row_weight=weight)
         if self.reduction != "none":
             return loss
-        return loss.new_zeros(len(embeddings)).index_add(0, both[: len(first)], loss)
+        return loss.new_zeros(len(embeddings)).index_add(0, both[:n], loss)
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return (

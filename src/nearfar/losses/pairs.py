@@ -68,6 +68,11 @@ class Pairs(Protocol):
     spread: Spread | None  # how rows or columns are shared out among ranks; None: all are here
 
     @property
+    def one_positive(self) -> bool:
+        """Whether it is known that every row has exactly one, and has it here."""
+        ...
+
+    @property
     def positives(self) -> Tensor:
         """(N,) how many of this kind a row has, on all ranks that share its columns."""
         ...
@@ -164,6 +169,10 @@ class ClassPairs:
     def _itself(self) -> int:
         """How many of the columns that a row lists are its own."""
         return int(self.own is not None)
+
+    @property
+    def one_positive(self) -> bool:
+        return self.even and self.widest == 1 and self.own is None and self.spread is None
 
     @functools.cached_property
     def positives(self) -> Tensor:
@@ -327,6 +336,7 @@ class MaskPairs:
     column_order: Tensor | None = None
     towers: int | None = None
     spread: Spread | None = None
+    one_positive = False
 
     def __init__(self, mask: MaskFunction, rows: int, columns: int, block: int):
         self.mask, self.rows, self.columns = mask, rows, columns

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from nearfar.losses.checks import check_positive
 from nearfar.losses.loss import Loss
-from nearfar.losses.maps import Linear
+from nearfar.losses.maps import Linear, softplus
 from nearfar.losses.pools import relaxed_similarity
 from nearfar.losses.registry import register
-from nearfar.losses.rows import softplus
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.strip import masked_logsumexp
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nearfar.losses.maps import softplus
 from nearfar.losses.pairs import Pairs, TilePairs
 from nearfar.losses.ranks import Ranks
 from nearfar.losses.spec import LossSpec
@@ -140,13 +141,10 @@ class LogSumExp:
     def gather(self, place: Place | None, v: Tensor) -> None:
         """Take in the values `v` (b, t) of a tile, which become exp(v - the tile's top)."""
         top = self.tops.put(place, torch.amax, v)
-        if v.shape[1] == 1:  # of one value there is nothing to add up
-            v.copy_(v > -math.inf)
-        else:
-            # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in
-            # float32, far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
-            v.sub_(top.clamp_min(self.lowest).unsqueeze(1))
-            torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
+        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
+        # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
+        v.sub_(top.clamp_min(self.lowest).unsqueeze(1))
+        torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
         self.totals.put(place, torch.sum, v)
 
     @property
@@ -296,11 +294,6 @@ class EachPositive:
         return _of_rows(self._pull, place)
 
 
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x), exactly (torch's own is linear above 20), and 0 at -inf."""
-    return torch.logaddexp(x, x.new_zeros(()))
-
-
 def activate(act: str, x: Tensor) -> tuple[Tensor, Tensor | float]:
     """act(x) and its derivative."""
     if act == "softplus":
@@ -335,10 +328,12 @@ class GatheredRows:
         else:
             self.negative = Sum(lines, n, like, count=count)
         self.positive: LogSumExp | Sum
-        if spec.gather[0] in ("lse", "softmin"):
-            self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(lines, n, like)
+        # Of one value all of these are that value, and the sum is the cheapest.
+        how = "sum" if pairs.one_positive and spec.mining is None else spec.gather[0]
+        if how in ("lse", "softmin"):
+            self.positive = (LogSumExp if how == "lse" else SoftMin)(lines, n, like)
         else:
-            self.positive = Sum(lines, n, like, pairs.positives[rows] if spec.gather[0] == "mean" else None, count)
+            self.positive = Sum(lines, n, like, pairs.positives[rows] if how == "mean" else None, count)
         self.each: EachPositive | None = None
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)

@@ -9,11 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.checks import check_choice
 from nearfar.losses.loss import Given, Loss
-from nearfar.losses.maps import Distance, through
+from nearfar.losses.maps import Distance, softplus, through
 from nearfar.losses.pair import DISTANCES, DistanceKind
 from nearfar.losses.pairs import Pairs, table_of
 from nearfar.losses.registry import register
-from nearfar.losses.rows import softplus
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.tuples import Triplets, TuplePairs
 
