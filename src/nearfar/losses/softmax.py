@@ -98,7 +98,7 @@ class L2SoftmaxLoss(Loss):
             self.register_buffer("scale", torch.tensor(float(scale)))
 
     def prepare(self, embeddings: Tensor) -> Tensor:
-        return unit(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))) * self.scale
+        return unit(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), self.scale)
 
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, False))

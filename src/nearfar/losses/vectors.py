@@ -33,13 +33,12 @@ def norms(vectors: Tensor) -> Tensor:
     return torch.where((vectors != 0).any(1), torch.linalg.vector_norm(vectors, dim=1), 0)
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """The vectors divided by their norms, differentiable. A zero vector has no direction: it stays zero, and so does
-    its gradient.
+def unit(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
+    """The vectors stretched to a length, differentiable. A zero vector has no direction: it stays zero, and so does its
+    gradient.
     """
-    some = (vectors != 0).any(1, keepdim=True)
-    safe = torch.where(some, vectors, 1)
-    return torch.where(some, safe / torch.linalg.vector_norm(safe, dim=1, keepdim=True), 0)
+    norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return vectors * (length / torch.where(norm > 0, norm, math.inf))
 
 
 def _inverse(norms: Tensor, out: Tensor | None = None) -> Tensor:
