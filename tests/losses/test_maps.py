@@ -25,6 +25,8 @@ class Case:
 
 CASES = {
     "linear": Case(maps.Linear(3.0)),
+    "itself": Case(maps.Linear(1.0)),
+    "its negative": Case(maps.Linear(-1.0)),
     "linear with offset": Case(maps.Linear(-3.0, 0.7)),
     "circle, positive": Case(maps.SelfPaced(8.0, 1.25, 0.75, True), constant=True),
     "circle, negative": Case(maps.SelfPaced(8.0, -0.25, 0.25, False), constant=True),
