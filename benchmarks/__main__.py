@@ -208,8 +208,8 @@ def main(arguments: list[str] | None = None) -> int:
         warn_if_busy()
         out = options.out or distributed.CSV
         sizes = (options.classes, options.dimension, options.batch)
-        for rows in distributed.measure(options.losses, options.modes, options.worlds, *sizes):
-            distributed.append([rows], out)
+        for row in distributed.measure(options.losses, options.modes, options.worlds, *sizes):
+            results.append(row, out)
         if out == distributed.CSV:
             distributed.write_table(out, results.ROOT / "docs" / "scale.md")
         return 0

@@ -7,7 +7,6 @@ of steps that take a millisecond, the times themselves differ more between two m
 import contextlib
 import csv
 import json
-import os
 import select
 import signal
 import subprocess
@@ -21,23 +20,19 @@ from benchmarks.cases import Case
 from benchmarks.implementations import exists
 from benchmarks.measure import Times
 from benchmarks.results import CSV as LOSSES
-from benchmarks.results import ROOT, append, stamp, without_paths
+from benchmarks.results import ROOT, Stamped, append, stamp, without_paths
+from benchmarks.run import end
 from benchmarks.settings import settings
-from benchmarks.worker import READY, Request
+from benchmarks.worker import OUT_OF_MEMORY, READY, Request
 
 CSV = LOSSES.with_name("beside.csv")
 FEWEST, MOST, SECONDS = 3, 40, 6.0  # turns of each: at least, at most, and how long unless there are too few
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Stamped):
     """One comparison. Times are medians of a step; ratios are ours / theirs, of turn after turn."""
 
-    date: str
-    commit: str
-    cpu: str
-    cores: int
-    torch: str
     case: str
     loss: str
     status: str
@@ -73,8 +68,9 @@ class Player:
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             raise TurnError(f"{self.name}: timeout")
         said = self._process.stdout.readline().decode().strip()
-        if not said:
-            raise TurnError(f"{self.name}: out of memory" if self._process.wait() == -signal.SIGKILL else self.name)
+        if not said:  # it has ended; the kernel ends what takes all memory
+            code = self._process.wait()
+            raise TurnError(f"{self.name}: {OUT_OF_MEMORY if code == -signal.SIGKILL else f'error: exit {code}'}")
         if said.startswith("{"):
             raise TurnError(f"{self.name}: {without_paths(json.loads(said)['status'])}")
         return said
@@ -82,14 +78,13 @@ class Player:
     def turn(self, seconds: float) -> float:
         """Some steps: the seconds of one."""
         assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # what has ended is not heard of any more
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
         return float(self.hear(seconds))
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        end(self._process)
 
 
 def compare(case: Case, loss: str, seconds: float, threads: int = 0) -> Row:
@@ -129,7 +124,7 @@ def compare(case: Case, loss: str, seconds: float, threads: int = 0) -> Row:
     )
 
 
-def measure(cases: Iterable[Case], losses: Sequence[str] | None, seconds: float, out: Path | None) -> int:
+def measure(cases: Iterable[Case], losses: Sequence[str] | None, seconds: float, out: Path) -> int:
     """Every loss that both have; 1 if one of ours takes longer."""
     slower = 0
     for case in cases:
@@ -137,8 +132,7 @@ def measure(cases: Iterable[Case], losses: Sequence[str] | None, seconds: float,
             if (losses and label not in losses) or not (setting.fits(case) and exists("pml", setting, case)):
                 continue
             row = compare(case, label, seconds)
-            if out is not None:
-                append(row, out)
+            append(row, out)
             slower += row.p50 is not None and row.p50 > 1
             told = row.status if row.p50 is None else f"{row.p50:.2f} ({row.p20:.2f} to {row.p80:.2f})"
             print(f"{case.name} {label}: {told}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,9 @@ STEPS = 2
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(results.Stamped):
     """What one process took; of several, the most that any took."""
 
-    date: str
-    commit: str
-    cpu: str
-    cores: int
-    torch: str
     loss: str
     mode: str
     classes: int
@@ -95,16 +90,6 @@ def measure(
                     flush=True,
                 )
                 yield row
-
-
-def append(rows: Sequence[Row], path: Path) -> None:
-    """Add rows at the end; a new file gets its header."""
-    new = not path.exists() or path.stat().st_size == 0
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
 
 
 def read(path: Path) -> list[Row]:

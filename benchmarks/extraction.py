@@ -4,13 +4,12 @@ Both are measured in turn, in one process, several times over, so that whatever 
 the ratio is the median over the rounds.
 """
 
-import csv
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,9 @@ TRAINING_BATCH, CLASSES, DIMENSION = 256, 100, 512
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(results.Stamped):
     """One comparison: images or samples a second, ours and what it is held against."""
 
-    date: str
-    commit: str
-    cpu: str
-    cores: int
-    torch: str
     case: str
     ours: float
     reference: float
@@ -160,15 +154,6 @@ def measure(
     for case, ours, reference, ratio, note in rows:
         print(f"{case}: {ours:,.0f} against {reference:,.0f}, ratio {ratio:.2f} ({note})", flush=True)
         if out is not None:
-            append(Row(**results.stamp(), case=case, ours=ours, reference=reference, ratio=ratio, note=note), out)  # type: ignore[arg-type]
+            row = Row(**results.stamp(), case=case, ours=ours, reference=reference, ratio=ratio, note=note)  # type: ignore[arg-type]
+            results.append(row, out)
     return rows
-
-
-def append(row: Row, path: Path) -> None:
-    new = not path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(row))

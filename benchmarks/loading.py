@@ -106,5 +106,5 @@ def measure(
                 print(f"{case}: {found[0]:,.0f} against {found[1]:,.0f}, ratio {found[2]:.2f} ({note})", flush=True)
                 if out is not None:
                     row = dict(zip(("case", "ours", "reference", "ratio"), rows[-1], strict=True))
-                    extraction.append(extraction.Row(**results.stamp(), **row, note=note), out)  # type: ignore[arg-type]
+                    results.append(extraction.Row(**results.stamp(), **row, note=note), out)  # type: ignore[arg-type]
     return rows

@@ -4,11 +4,10 @@ The data are random: 750 people seen by 6 cameras, each with a shift of its own,
 searches for.
 """
 
-import csv
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.measure import Candidate, peak_extra_bytes
-from benchmarks.results import ROOT, stamp
+from benchmarks.results import ROOT, Stamped, append, stamp
 from nearfar.evaluation import KReciprocal, augment_database, expand_queries, rank_metrics, retrieval_metrics
 
 CSV = ROOT / "benchmarks" / "results" / "reranking.csv"
@@ -36,14 +35,9 @@ class People:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Stamped):
     """One measurement; `peak_mb` is memory beyond the embeddings."""
 
-    date: str
-    commit: str
-    cpu: str
-    cores: int
-    torch: str
     queries: int
     gallery: int
     dimension: int
@@ -138,13 +132,3 @@ def describe(row: Row) -> str:
     score = "" if row.map is None else f"; recall@1 {row.recall_at_1:.1%}, mAP {row.map:.1%}"
     sizes = f"{row.queries:,} x {row.gallery:,} x {row.dimension}"
     return f"{sizes}, {row.method}: {row.seconds:.1f} s{memory}{score}"
-
-
-def append(row: Row, path: Path) -> None:
-    """Add a row at the end; a new file gets its header."""
-    new = not path.exists() or path.stat().st_size == 0
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(row))

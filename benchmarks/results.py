@@ -9,14 +9,10 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.measure import cores
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 ROOT = Path(__file__).resolve().parent.parent
 CSV = ROOT / "benchmarks" / "results" / "losses.csv"
@@ -24,14 +20,20 @@ Key = tuple[str, str, str]  # case, loss, implementation
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement. Times are of a step, forward and backward; `ratio` is p50_ms / limit_ms."""
+class Stamped:
+    """When and where a row was measured, with which code."""
 
     date: str
     commit: str
     cpu: str
     cores: int
     torch: str
+
+
+@dataclass(frozen=True)
+class Row(Stamped):
+    """One measurement. Times are of a step, forward and backward; `ratio` is p50_ms / limit_ms."""
+
     case: str
     loss: str
     implementation: str
@@ -68,7 +70,7 @@ def stamp(threads: int = 0) -> dict[str, str | int]:
     }
 
 
-def append(row: "DataclassInstance", path: Path = CSV) -> None:
+def append(row: Stamped, path: Path = CSV) -> None:
     """Add a row at the end; a new file gets its header."""
     new = not path.exists() or path.stat().st_size == 0
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,10 +54,10 @@ def run(request: Request, seconds: float) -> Row:
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        _end(process)
+        end(process)
         answer = {"status": "timeout", "note": f"after {seconds:g} s"}
     except BaseException:  # such as Ctrl-C, which does not reach a session of its own
-        _end(process)
+        end(process)
         raise
     else:
         answer = _answer(process.returncode, out, err)
@@ -73,9 +73,10 @@ def run(request: Request, seconds: float) -> Row:
     )
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
     """End the process and what it has started."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 

@@ -7,7 +7,6 @@ index of nearfar keeps paths, labels and states of the images too. Memory is the
 when everything is imported.
 """
 
-import csv
 import json
 import os
 import resource
@@ -17,14 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.results import ROOT, stamp
+from benchmarks.results import ROOT, Stamped, append, stamp
 
 CSV = ROOT / "benchmarks" / "results" / "search.csv"
 IMPLEMENTATIONS = ("faiss", "nearfar")
@@ -33,14 +32,9 @@ SINGLE, BATCH, K = 50, 512, 10
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Stamped):
     """One implementation, the median of the rounds; memory in megabytes."""
 
-    date: str
-    commit: str
-    cpu: str
-    cores: int
-    torch: str
     kind: str
     gallery: int
     dimension: int
@@ -197,16 +191,6 @@ def describe(row: Row) -> str:
         f"{row.build_mb:,.0f} MB; open {row.open_s:.2f} s; query {row.query_ms:.2f} ms; {BATCH} queries "
         f"{row.batch_s:.2f} s; {row.search_mb:,.0f} MB; disk {row.disk_mb:,.0f} MB"
     )
-
-
-def append(row: Row, path: Path) -> None:
-    """Add a row at the end; a new file gets its header."""
-    new = not path.exists() or path.stat().st_size == 0
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(row))
 
 
 if __name__ == "__main__":

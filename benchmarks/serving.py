@@ -6,7 +6,6 @@ and what it answered to have added is looked for on the disk.
 """
 
 import contextlib
-import csv
 import hashlib
 import http.client
 import io
@@ -19,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ import uvicorn
 from fastapi import FastAPI
 from PIL import Image
 
-from benchmarks.results import ROOT, stamp
+from benchmarks.results import ROOT, Stamped, append, stamp
 from nearfar.retrieval.index import About as AboutIndex
 from nearfar.retrieval.index import make_index, open_index
 from nearfar.serve.app import create_app
@@ -46,14 +45,9 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Stamped):
     """One measurement: so many requests by so many clients at once. `index_ms` is what the search itself took."""
 
-    date: str
-    commit: str
-    cpu: str
-    cores: int
-    torch: str
     gallery: int
     dimension: int
     request: str
@@ -243,13 +237,3 @@ def describe(row: Row) -> str:
         f"{row.gallery:,} x {row.dimension}, {row.request}, {row.clients} at once: {row.per_second:,.0f} requests/s, "
         f"median {row.p50_ms:.1f} ms{index}, p99 {row.p99_ms:.1f} ms"
     )
-
-
-def append(row: Row, path: Path) -> None:
-    """Add a row at the end; a new file gets its header."""
-    new = not path.exists() or path.stat().st_size == 0
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(row))

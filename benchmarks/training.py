@@ -91,5 +91,5 @@ def measure(steps: int, rounds: int, out: Path | None) -> list[tuple[str, float,
         if out is not None:
             row = dict(zip(("case", "ours", "reference", "ratio"), rows[-1], strict=True))
             note = f"steps/s; {steps} steps, CircleLoss, glyphs, {torch.get_num_threads()} threads"
-            extraction.append(extraction.Row(**results.stamp(), **row, note=note), out)  # type: ignore[arg-type]
+            results.append(extraction.Row(**results.stamp(), **row, note=note), out)  # type: ignore[arg-type]
     return rows

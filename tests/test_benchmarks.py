@@ -190,6 +190,15 @@ def test_a_library_that_cannot_take_its_turn() -> None:
     assert beside.compare(CLASS, "CosFaceLoss", 0.01, threads=1).status == "nearfar: timeout"
 
 
+def test_a_library_whose_process_ends() -> None:
+    player = beside.Player(Request(CLASS.name, "CosFaceLoss", "nearfar", threads=1))
+    player._process.kill()  # as the kernel does where there is no memory left
+    player._process.wait()
+    with pytest.raises(beside.TurnError, match="nearfar: out of memory"):
+        player.turn(10)
+    player.end()
+
+
 def test_the_table_of_turns() -> None:
     pytest.importorskip("matplotlib")
     from benchmarks import tables

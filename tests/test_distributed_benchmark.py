@@ -14,14 +14,15 @@ ROW = distributed.Row(
 
 def test_rows_are_kept_and_the_newest_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    distributed.append([ROW, replace(ROW, world=4)], path)
-    distributed.append([replace(ROW, kept_mb=500.0)], path)
+    for row in (ROW, replace(ROW, world=4), replace(ROW, kept_mb=500.0)):
+        results.append(row, path)
     assert distributed.read(path) == [replace(ROW, kept_mb=500.0), replace(ROW, world=4)]
 
 
 def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
     path, document = tmp_path / "rows.csv", tmp_path / "scale.md"
-    distributed.append([ROW, replace(ROW, classes=10)], path)  # the other is not of the standard size
+    for row in (ROW, replace(ROW, classes=10)):  # the other is not of the standard size
+        results.append(row, path)
     document.write_text("before\n<!-- distributed:begin -->\nold\n<!-- distributed:end -->\nafter\n")
     for _ in range(2):
         distributed.write_table(path, document)

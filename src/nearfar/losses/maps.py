@@ -45,13 +45,12 @@ class Linear:
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        if self.offset == 0 and self.scale == -1:
+        if self.offset:
+            return torch.add(_number(self.offset, s), s, alpha=self.scale, out=out)  # one pass, not two
+        # A number costs a small tile more than the pass over it.
+        if self.scale == -1:
             return torch.neg(s, out=out)
-        if self.offset == 0 and self.scale == 1 and out is None:
-            return s.clone()
-        if self.offset == 0:  # a number costs a small tile more than the pass over it
-            return torch.mul(s, self.scale, out=out)
-        return torch.add(_number(self.offset, s), s, alpha=self.scale, out=out)  # one pass, not two
+        return s.clone() if self.scale == 1 and out is None else torch.mul(s, self.scale, out=out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         return self.value(s, out=out), self.scale, None
