@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import beside, charts
+from benchmarks import beside, charts, peers
 from benchmarks.cases import STANDARD, Case
 from benchmarks.implementations import LIMIT
 from benchmarks.results import Key, Row, newest, read
@@ -101,7 +101,8 @@ def in_turn(rows: dict[tuple[str, str], dict[str, str]]) -> str:
     lines = []
     for loss in sorted({loss for _, loss in rows}):
         found = [rows.get((case.name, loss)) for case in cases]
-        lines.append([f"`{loss}`", *("" if row is None else beside.cell(row) for row in found)])
+        mark = " †" if peers.PML[loss][1].startswith("differs") else ""
+        lines.append([f"`{loss}`{mark}", *("" if row is None else beside.cell(row) for row in found)])
     if not lines:
         return ""
     dates, commits = (sorted({row[name] for row in rows.values()}) for name in ("date", "commit"))
@@ -109,7 +110,8 @@ def in_turn(rows: dict[tuple[str, str], dict[str, str]]) -> str:
         [
             "### nearfar's time / pytorch-metric-learning's",
             "`python -m benchmarks beside`: a process each, in turn, and the median of the quotients of neighbouring "
-            "turns, with their 20th and 80th percentiles.",
+            "turns, with their 20th and 80th percentiles; or what became of pytorch-metric-learning's. "
+            "† Its form differs, as said above.",
             markdown(["loss", *(size(case) for case in cases)], lines),
             f"Measured {dates[0][:10]} to {dates[-1][:10]}, commit {', '.join(commits)}.",
         ]

@@ -100,6 +100,7 @@ def test_any_setting_is_finite_and_equals_its_plain_form(
         assert leaf.grad.dtype == dtype
         assert bool(value.isfinite())
         assert bool(leaf.grad[fits].isfinite().all())
+        assert bool((leaf.grad.sign() == exact.grad.sign())[~fits].all())  # infinite, of the right sign
         results.append((value.detach().double(), leaf.grad.double()))
     (value, gradient), (plain_value, plain_gradient) = results
     close = 1e-8 if dtype == torch.float64 else 2e-3
