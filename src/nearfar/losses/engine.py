@@ -428,6 +428,7 @@ class _Run:
         """The pair norm n is |x|, or |x||w|: hand its gradient (b, K) to both."""
         assert view.pairs is not None and view.row_norm is not None
         columns, some = view.pairs.columns, view.pairs.rows
+        assert columns is not None
         if self.grad_norm_x is not None:
             by_row = by_norm if view.column_norm is None else by_norm * view.column_norm[columns]
             self.grad_norm_x[within(i, some)] += by_row.sum(1)
@@ -623,7 +624,7 @@ class _Tiles:
         pairs = run.pairs.tile(i, j)
         listed = None
         if pairs is not None:
-            listed = (s if pairs.rows is None else s[pairs.rows]).gather(1, pairs.columns)
+            listed = s if pairs.columns is None else (s if pairs.rows is None else s[pairs.rows]).gather(1, pairs.columns)
         return View(
             slice(i.start - start, i.stop - start),
             s,

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from nearfar.losses.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs
+from nearfar.losses.pairs import ClassPairs, FewPairs, MaskFunction, MaskPairs, Pairs
 
 MASK_BLOCK = 2**22  # pairs counted at a time
+FEW = 2**12  # pairs of samples: up to so many, matrices of them take less time than to sort the samples
 
 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
@@ -83,9 +84,12 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
     if labels.ndim == 1:
         if ref_labels is None:
             ids = labels.long()
-            return ClassPairs.among_samples(ids) if part is None else ClassPairs.of_part(ids, part)
+            if part is not None:
+                return ClassPairs.of_part(ids, part)
+            return (FewPairs if ids.shape[0] ** 2 <= FEW else ClassPairs).among_samples(ids)
         if ref_labels.ndim == 1:
-            return ClassPairs.to_references(labels.long(), ref_labels.long())
+            few = labels.shape[0] * ref_labels.shape[0] <= FEW
+            return (FewPairs if few else ClassPairs).to_references(labels.long(), ref_labels.long())
     right = labels if ref_labels is None else ref_labels
     if labels.ndim != right.ndim or labels.shape[1] != right.shape[1]:
         raise ValueError(

@@ -1,11 +1,13 @@
 """Which pairs are positive, negative or ignored, one tile at a time.
 
 Positives are few, so a tile lists them in a table: `columns[r, k]` is the tile column of the k-th positive of row r,
-and `positive[r, k]` says whether that slot really holds one. Everything dense is done as if all pairs were negative;
-`hide` then repairs those that are not. A table is of all rows of its tile, or of the range of them that has positives.
+and `vacant[r, k]` says whether that slot really holds none. Everything dense is done as if all pairs were negative;
+`hide` then repairs those that are not. A table is of all rows of its tile, or of the range of them that has positives;
+or it is the tile itself, every column having its slot.
 
-Two ways to know the pairs:
+Three ways to know the pairs:
 - `ClassPairs`: class ids. With the columns sorted by id, the columns of a row's class are one interval.
+- `FewPairs`: class ids of so few samples that to sort and to list them would take longer than the pairs themselves.
 - `MaskPairs`: boolean matrices, given or made tile by tile from multi-hot labels.
 
 No tile's shape depends on values on the device, so nothing in the engine's loop waits for it.
@@ -14,6 +16,7 @@ Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table,
 """
 
 import bisect
+import collections
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,13 +40,13 @@ class TilePairs(Protocol):
         ...
 
     @property
-    def columns(self) -> Tensor:
-        """(p, K) tile columns."""
+    def columns(self) -> Tensor | None:
+        """(p, K) tile columns; None: the table is the tile."""
         ...
 
     @property
-    def positive(self) -> Tensor | None:
-        """(p, K) whether the slot holds a positive pair; None: all do."""
+    def vacant(self) -> Tensor | None:
+        """(p, K) whether the slot holds no positive pair; None: all hold one."""
         ...
 
     @property
@@ -100,14 +103,14 @@ class Pairs(Protocol):
 @dataclass
 class _ListedTile:
     columns: Tensor
-    positive: Tensor | None = None
+    vacant: Tensor | None = None
     own: Tensor | None = None  # (p, K) whether the slot's column is the row's own sample; None: none is
     lists: Tensor | None = None  # (p, 1) whether the row lists any column; None: all do
     rows: slice | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.columns.nbytes + sum(t.nbytes for t in (self.positive, self.own) if t is not None)
+        return self.columns.nbytes + sum(t.nbytes for t in (self.vacant, self.own) if t is not None)
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
         hidden, some = self.own if keep_positives else self.lists, v if self.rows is None else v[self.rows]
@@ -255,15 +258,15 @@ class ClassPairs:
         if not whole:
             first = first.clamp(columns.start, columns.stop) - columns.start
         column = first + torch.arange(slots, device=first.device) if slots > 1 else first
-        positive = lists = own = None
+        vacant = lists = own = None
         if not (whole and self.even):  # there are empty slots: they repeat the last listed column
             last = self.stop[rows, None].clamp(columns.start, columns.stop) - columns.start
-            positive, lists = column < last, first < last
+            vacant, lists = column >= last, first < last
             column = torch.minimum(column, last - 1).clamp_min_(0)
         if self.own is not None:
             own = column == self.own[rows, None] - columns.start
-            positive = ~own if positive is None else positive & ~own
-        return _ListedTile(column, positive, own, lists)
+            vacant = own if vacant is None else vacant | own
+        return _ListedTile(column, vacant, own, lists)
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         column = torch.arange(self.columns, device=self.start.device)
@@ -297,6 +300,82 @@ class TowerPairs(ClassPairs):
         return positive, negative & (second[rows, None] != second)
 
 
+@dataclass
+class _MatrixTile:
+    vacant: Tensor  # (b, t)
+    alike: Tensor  # (b, t) whether a pair is of one class
+    columns: None = None
+    rows: None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.vacant.nbytes + self.alike.nbytes
+
+    def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
+        return v.masked_fill_(self.alike & self.vacant if keep_positives else self.alike, value)
+
+
+class FewPairs:
+    """Pairs by class as whole matrices.
+
+    Args:
+        alike: (N, M) whether a pair is of one class.
+        unlike: (N, M) whether it is of two.
+        complete: every row has both kinds, and there is a row.
+        same: rows and columns are the same samples: none is a pair with itself.
+    """
+
+    row_order: Tensor | None = None
+    column_order: Tensor | None = None
+    towers: int | None = None
+    spread: Spread | None = None
+    one_positive = False
+
+    def __init__(self, alike: Tensor, unlike: Tensor, complete: bool, same: bool = False):
+        self.alike, self.unlike, self.complete, self.same = alike, unlike, complete, same
+        self.rows, self.columns = alike.shape
+
+    @classmethod
+    def among_samples(cls, ids: Tensor) -> "FewPairs":
+        """Samples × the same samples."""
+        numbers = collections.Counter(ids.tolist()).values()
+        complete = len(numbers) > 1 < min(numbers)
+        rows = ids.unsqueeze(1)
+        return cls(rows == ids, rows != ids, complete, same=True)
+
+    @classmethod
+    def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "FewPairs":
+        """Samples × another set of samples."""
+        classes, others = set(ids.tolist()), set(reference_ids.tolist())
+        complete = 0 < len(classes) and len(others) > 1 and classes <= others
+        rows = ids.unsqueeze(1)
+        return cls(rows == reference_ids, rows != reference_ids, complete)
+
+    @functools.cached_property
+    def vacant(self) -> Tensor:
+        """(N, M) whether a pair is no positive one."""
+        return self.unlike.clone().fill_diagonal_(True) if self.same else self.unlike
+
+    @functools.cached_property
+    def positives(self) -> Tensor:
+        return self.alike.sum(1) - int(self.same)
+
+    @functools.cached_property
+    def negatives(self) -> Tensor:
+        return self.unlike.sum(1)
+
+    def tile(self, rows: slice, columns: slice) -> TilePairs | None:
+        whole = rows == slice(0, self.rows) and columns == slice(0, self.columns)
+        vacant, alike = self.vacant, self.alike
+        return _MatrixTile(vacant, alike) if whole else _MatrixTile(vacant[rows, columns], alike[rows, columns])
+
+    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
+        return ~cut(self.vacant, rows), cut(self.unlike, rows)
+
+    def of_rows(self, index: Tensor) -> "FewPairs":
+        return FewPairs(self.alike.index_select(0, index), self.unlike.index_select(0, index), self.complete)
+
+
 def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(sorted_ids, ids), torch.searchsorted(sorted_ids, ids, right=True)
 
@@ -304,14 +383,14 @@ def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass
 class _MaskedTile:
     columns: Tensor
-    positive: Tensor
+    vacant: Tensor
     negative: Tensor  # (b, t)
     others: Tensor  # (b, t): negative or positive
     rows: slice | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.columns.nbytes + self.positive.nbytes + self.negative.nbytes + self.others.nbytes
+        return self.columns.nbytes + self.vacant.nbytes + self.negative.nbytes + self.others.nbytes
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
         return v.masked_fill_(~(self.others if keep_positives else self.negative), value)
@@ -351,7 +430,8 @@ class MaskPairs:
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         positive, negative = self.mask(rows, columns)
         slots = max(1, min(self.widest, columns.stop - columns.start))
-        return _MaskedTile(*table_of(positive, slots), negative, positive | negative)
+        table, filled = table_of(positive, slots)
+        return _MaskedTile(table, ~filled, negative, positive | negative)
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
         return self.mask(rows, slice(0, self.columns))

@@ -75,6 +75,7 @@ class View:
         """(p, K) the norms of the listed pairs."""
         if self.row_norm is None:
             return None
+        assert pairs.columns is not None
         norm = (self.row_norm if pairs.rows is None else self.row_norm[pairs.rows])[:, None].expand_as(pairs.columns)
         return norm if self.column_norm is None else norm * self.column_norm[pairs.columns]
 
@@ -354,8 +355,8 @@ class GatheredRows:
         assert view.s is not None
         s = view.s
         if view.pairs is not None and view.listed is not None:
-            listed, positive = view.listed, view.pairs.positive
-            listed = listed if positive is None else listed.masked_fill(~positive, math.inf)
+            listed, vacant = view.listed, view.pairs.vacant
+            listed = listed if vacant is None else listed.masked_fill(vacant, math.inf)
             lowest = self.lowest_positive[view.listing]
             torch.minimum(lowest, listed.amin(1), out=lowest)
             s = view.pairs.hide(s.clone(), -math.inf)
@@ -426,22 +427,24 @@ class GatheredRows:
         assert s is not None
         u, slope, norm_slope = self.spec.positive.slopes(s, view.pair_norm(pairs))
         if view.log_weight is not None:
-            u.add_(view.log_weight[pairs.columns])
-        kept = pairs.positive
+            u.add_(view.log_weight if pairs.columns is None else view.log_weight[pairs.columns])
+        left_out = pairs.vacant
         if self.spec.mining is not None:
-            mined = s < (self.highest_negative[view.listing] + self.spec.mining)[:, None]
-            kept = mined if kept is None else kept & mined
-        if kept is not None:
-            u.masked_fill_(~kept, self.positive.empty)
+            easy = s >= (self.highest_negative[view.listing] + self.spec.mining)[:, None]
+            left_out = easy if left_out is None else left_out | easy
+        if left_out is not None:
+            u.masked_fill_(left_out, self.positive.empty)
         place = view.place(view.listing)
         if self.spec.combine == "each":
             self._of_each_positive().gather(place, u)
         else:
             self.positive.gather(place, u)
             if isinstance(self.positive, Sum):  # d P / d u is 1
-                if kept is None:
-                    return HeldPositives(slope if isinstance(slope, Tensor) else u.fill_(slope), norm_slope)
-                u.copy_(kept)
+                g = slope if isinstance(slope, Tensor) else u.fill_(slope)
+                if left_out is None:
+                    return HeldPositives(g, norm_slope)
+                by_norm = None if norm_slope is None else norm_slope.masked_fill(left_out, 0.0)
+                return HeldPositives(g.masked_fill_(left_out, 0.0), by_norm)
         return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope)
 
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
@@ -483,8 +486,11 @@ class GatheredRows:
             return g, None
         positives = view.positives or self._hold_positives(view, view.pairs)
         pull = (self.each or self.positive).pull(view.place(view.listing))
-        some = g if view.pairs.rows is None else g[view.pairs.rows]
-        some.scatter_add_(1, view.pairs.columns, positives.g * pull)
+        if view.pairs.columns is None:
+            g.addcmul_(positives.g, pull)
+        else:
+            some = g if view.pairs.rows is None else g[view.pairs.rows]
+            some.scatter_add_(1, view.pairs.columns, positives.g * pull)
         return g, None if positives.by_norm is None else positives.by_norm * pull
 
 
@@ -521,9 +527,10 @@ class HardestRows:
         s, rows = view.s, view.rows
         assert s is not None
         if view.pairs is not None and view.listed is not None:
-            listed, positive = view.listed * self.sign, view.pairs.positive
-            hardest, slot = (listed if positive is None else listed.masked_fill_(~positive, math.inf)).min(1)
-            column = view.pairs.columns.gather(1, slot[:, None])[:, 0] + view.column_offset
+            listed, vacant = view.listed * self.sign, view.pairs.vacant
+            hardest, slot = (listed if vacant is None else listed.masked_fill_(vacant, math.inf)).min(1)
+            table = view.pairs.columns
+            column = (slot if table is None else table.gather(1, slot[:, None])[:, 0]) + view.column_offset
             some = view.listing
             harder = hardest < self.positive[some]
             self.positive[some] = torch.where(harder, hardest, self.positive[some])
