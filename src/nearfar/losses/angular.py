@@ -12,7 +12,7 @@ from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Given, Loss, Reduction
 from nearfar.losses.maps import AngularSlack, Linear
 from nearfar.losses.pair import NTXentLoss
-from nearfar.losses.pairs import ClassPairs, Pairs
+from nearfar.losses.pairs import ClassPairs, FewPairs, Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, over_negatives
 from nearfar.losses.spread import over_all_rows
@@ -115,7 +115,7 @@ class AngularLoss(Loss):
 
     def _pairs_of(self, pairs: Pairs, dimension: int) -> tuple[bool, Iterator[tuple[Tensor, Tensor]]]:
         """The positive pairs, and whether each stands for both its ends, as where i and p have the same negatives."""
-        mirrored = isinstance(pairs, ClassPairs) and pairs.same
+        mirrored = isinstance(pairs, ClassPairs | FewPairs) and pairs.same
         return mirrored, positive_pairs(pairs, LISTED // dimension, above_diagonal=mirrored)
 
     def _sum(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ Shapes: N rows, M columns, D dimensions; b x t a tile.
 
 import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,34 +49,35 @@ SQUARE = 1024  # side of a tile of samples x samples; columns of one that is hig
 # cores, AVX2).
 FEWEST_ROWS = 256
 
+BUDGET = 104 * 10**6  # bytes of similarities that may be kept
+
 Grads = tuple[Tensor | None, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """All that one evaluation needs besides the tensors that take gradients.
 
     Args:
         spec: the loss.
         pairs: which pairs are positive and negative.
         same: the columns are the rows themselves.
+        spare: memory for the larger gradient and for what is kept, from step to step.
         row_weight: (N,) of the rows in the mean or sum, in the caller's order; None is all 1.
         column_weight: (M,) of the columns' exponentials, positive, in the caller's order; None is all 1.
         reduction: "mean", "sum" or "none".
         budget: how many bytes of similarities may be kept.
         tile: about how many similarities a tile has.
-        spare: memory for the larger gradient and for what is kept, from step to step.
     """
 
     spec: LossSpec | StripSpec
     pairs: Pairs
     same: bool
+    spare: Spare
     row_weight: Tensor | None = None
     column_weight: Tensor | None = None
     reduction: Literal["mean", "sum", "none"] = "mean"
-    budget: int = 104 * 10**6
+    budget: int = BUDGET
     tile: int = TILE
-    spare: Spare = field(default_factory=Spare)
 
 
 def evaluate(
@@ -173,23 +174,24 @@ class _Run:
         self.shared = spread if spread is not None and spread.over == "columns" else None  # with other ranks
         self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
         self.per_class = 1 if self.pool is None else self.pool.size  # columns that the pairs have for one
-        self.like = rows.new_empty(0, dtype=dtype)
+        self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, self.like, upstream)
         self.penalty: Tensor | None = None  # of the columns alone
         self.active: list[Tensor] = []  # the weighted numbers of active terms that strip functions report
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
-        hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
-        some = columns is not None and self.n > 0 and self.m > 0
-        self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
+        gathered = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] != "max"
+        self.overwritten = gathered and columns is not None and self.n > 0 and self.m > 0
+        self.one_tile = isinstance(plan.spec, LossSpec) and self._fits_one_tile
         # Where rows have one tile each, its similarities tell which part of a gradient is along its vector.
-        one_tile = self.m <= min(SQUARE, plan.tile) and plan.spec.average != "active"
-        self.told = one_tile and self.overwritten and any(plan.spec.normalize) and self.pool is None and bias is None
+        one_each = self.m <= min(SQUARE, plan.tile) and plan.spec.average != "active"
+        self.told = one_each and self.overwritten and any(plan.spec.normalize) and self.pool is None and bias is None
         self.radial_x: Tensor | None = None
         self.radial_y: Tensor | None = None
         self.arena: Tensor | None = None
-        self.grad_x = self._accumulator(rows) if needs[0] else None
-        self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if needs[1] else None
+        stored = self.overwritten or (gathered and self.one_tile)
+        self.grad_x = self._accumulator(rows, stored) if needs[0] else None
+        self.grad_y = self.grad_x if columns is None else self._accumulator(columns, stored) if needs[1] else None
         self.grad_bias = self._zeros((self.m,)) if needs[2] else None
         self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
         self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
@@ -201,20 +203,17 @@ class _Run:
         if isinstance(plan.spec, StripSpec) and plan.spec.anchors == "proxies":
             self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
 
-    def _accumulator(self, vectors: Tensor) -> Tensor:
+    def _accumulator(self, vectors: Tensor, stored: bool) -> Tensor:
+        """Of zeros, unless what comes first is stored there."""
         smaller = self.y is not self.x and vectors.numel() < max(self.x.raw.numel(), self.y.raw.numel())
         gradient = self.like.new_empty(vectors.shape) if smaller else self.plan.spare.take(vectors.shape, self.like)
-        return gradient if self.overwritten else gradient.zero_()
+        return gradient if stored else gradient.zero_()
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_zeros(shape)
 
     def run(self) -> tuple[Tensor, Grads]:
-        parts = [
-            self._strip(group.rows, self.spec) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
-            for group in self._groups()
-        ]
-        losses = parts[0] if len(parts) == 1 else torch.cat([self._zeros((0,)), *parts])
+        losses = self._losses()
         if not (self.overwritten and self._wants_tiles):  # else every part was finished as soon as it was complete
             self._finish_rows(slice(0, len(self.x.raw)))
             for part in blocks(self.m, self.per_class * WIDEST):
@@ -233,6 +232,24 @@ class _Run:
             return restored(losses * self.weights.weight, self.pairs.row_order), grads
         loss = torch.dot(losses, self.weights.pull)
         return loss if penalty is None else loss + penalty * self.weights.of_columns, grads
+
+    def _losses(self) -> Tensor:
+        """(N,), while the gradients are gathered."""
+        if self.one_tile and isinstance(self.spec, LossSpec):
+            return self._at_once(self.spec)
+        parts = [
+            self._strip(group.rows, self.spec) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
+            for group in self._groups()
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat([self._zeros((0,)), *parts])
+
+    @property
+    def _fits_one_tile(self) -> bool:
+        """Whether all similarities are one tile, which can be kept, its table of positives and their terms included."""
+        if max(self.n, self.m) > SQUARE or self.n * self.m > self.plan.tile or not self.n:
+            return False
+        alone = self.shared is None and self.pool is None and self.pairs.towers is None
+        return alone and 5 * self.n * self.m * self.like.element_size() <= self.plan.budget
 
     def _finish_rows(self, part: slice) -> None:
         """All products of these rows are in: turn their gradient into that by the caller's tensor."""
@@ -338,6 +355,28 @@ class _Run:
             tile.mul_(fold_y.t())
         return tile
 
+    def view(self, s: Tensor, i: slice, j: slice, first: int = 0, line: int | None = None) -> View:
+        """A tile for its rows, in a group that begins with `first`; `line`: which it is of their tiles, if several."""
+        pairs = self.pairs.tile(i, j)
+        listed = None
+        if pairs is not None:
+            listed = (
+                s if pairs.columns is None else (s if pairs.rows is None else s[pairs.rows]).gather(1, pairs.columns)
+            )
+        return View(
+            slice(i.start - first, i.stop - first) if first else i,
+            s,
+            pairs,
+            listed=listed,
+            column_offset=j.start,
+            line=line,
+            keep_s=self.told,
+            log_weight=None if self.log_weight is None else self.log_weight[j],
+            row_norm=self.x.norms(i) if self.norms else None,
+            column_norm=self.y.norms(j) if self.norms and not self.y.normalize else None,
+            border=self.parameters[0][i, None] if isinstance(self.spec, LossSpec) and self.spec.border else None,
+        )
+
     def _add_products(self, i: slice, j: slice, g: Tensor, first: tuple[bool, bool] = (False, False)) -> None:
         """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up."""
         self._fold(i, j, g)
@@ -348,13 +387,24 @@ class _Run:
         if self.grad_x is not None:
             _add_product(cut(self.grad_x, i), g, self.y.block(j), first[0])
 
-    def _group(self, group: _Group, spec: LossSpec) -> Tensor:
-        n = group.rows.stop - group.rows.start
-        state: GatheredRows | HardestRows
+    def _state(self, spec: LossSpec, rows: slice, lines: int) -> GatheredRows | HardestRows:
+        n = rows.stop - rows.start
         if spec.gather[1] == "max":
-            state = HardestRows(spec, n, self.like)
-        else:
-            state = GatheredRows(spec, len(group.lines), n, self.like, self.pairs, group.rows)
+            return HardestRows(spec, n, self.like)
+        return GatheredRows(spec, lines, n, self.like, self.pairs, rows)
+
+    def _at_once(self, spec: LossSpec) -> Tensor:
+        """The losses of rows and columns that make one tile, which takes nothing of what cuts and keeps several."""
+        rows, columns = slice(0, self.n), slice(0, self.m)
+        state = self._state(spec, rows, 1)
+        view = self.view(self._similarities(rows, columns), rows, columns)
+        view.keep = self._wants_tiles and isinstance(state, GatheredRows)
+        for look, _ in state.sweeps:
+            look(view)
+        return self._finish_group(spec, state, rows, [((rows, columns), [view])])
+
+    def _group(self, group: _Group, spec: LossSpec) -> Tensor:
+        state = self._state(spec, group.rows, len(group.lines))
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
         sweeps = state.sweeps
@@ -365,7 +415,16 @@ class _Run:
                     look(view)
             if self.shared is not None:
                 exchange(self.shared.ranks)
-        rows = group.rows
+        return self._finish_group(spec, state, group.rows, zip(group.tiles, tiles.visit(), strict=True))
+
+    def _finish_group(
+        self,
+        spec: LossSpec,
+        state: GatheredRows | HardestRows,
+        rows: slice,
+        tiles: Iterable[tuple[tuple[slice, slice], list[View]]],
+    ) -> Tensor:
+        """The losses of rows whose statistics are complete, and the gradients of their tiles."""
         a, b = self.weights.sides
         sides = cut(a, rows) if isinstance(a, Tensor) else a, cut(b, rows) if isinstance(b, Tensor) else b
         if spec.average == "active":
@@ -377,7 +436,7 @@ class _Run:
         if isinstance(state, HardestRows):
             self._scatter_gradient(rows, state.entries)
         elif self._wants_tiles:
-            for (i, j), views in zip(group.tiles, tiles.visit(), strict=True):
+            for (i, j), views in tiles:
                 self._add_gradient(i, j, state, views)
         return losses
 
@@ -395,7 +454,7 @@ class _Run:
                 self.grad_x[j].addmm_(g.t(), self.x.block(i))
             else:
                 g = g + g.t()
-            self.grad_x[i].addmm_(g, self.x.block(j))
+            _add_product(cut(self.grad_x, i), g, self.x.block(j), first=self.one_tile)
             return
         if self.grad_bias is not None:
             self.grad_bias[j] += g.sum(0)
@@ -620,21 +679,5 @@ class _Tiles:
         return view
 
     def _view(self, s: Tensor, i: slice, j: slice) -> View:
-        run, start = self.run, self.group.rows.start
-        pairs = run.pairs.tile(i, j)
-        listed = None
-        if pairs is not None:
-            listed = s if pairs.columns is None else (s if pairs.rows is None else s[pairs.rows]).gather(1, pairs.columns)
-        return View(
-            slice(i.start - start, i.stop - start),
-            s,
-            pairs,
-            listed=listed,
-            column_offset=j.start,
-            line=None if self.group.tiles == [(self.group.rows, j)] else self.group.lines[j.start],
-            keep_s=run.told,
-            log_weight=None if run.log_weight is None else run.log_weight[j],
-            row_norm=run.x.norms(i) if run.norms else None,
-            column_norm=run.y.norms(j) if run.norms and not run.y.normalize else None,
-            border=run.parameters[0][i, None] if isinstance(run.spec, LossSpec) and run.spec.border else None,
-        )
+        only = self.group.tiles == [(self.group.rows, j)]
+        return self.run.view(s, i, j, self.group.rows.start, None if only else self.group.lines[j.start])

@@ -84,9 +84,9 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
     if labels.ndim == 1:
         if ref_labels is None:
             ids = labels.long()
-            if part is not None:
-                return ClassPairs.of_part(ids, part)
-            return (FewPairs if ids.shape[0] ** 2 <= FEW else ClassPairs).among_samples(ids)
+            if ids.shape[0] ** 2 <= FEW:
+                return FewPairs.among_samples(ids, part)
+            return ClassPairs.among_samples(ids) if part is None else ClassPairs.of_part(ids, part)
         if ref_labels.ndim == 1:
             few = labels.shape[0] * ref_labels.shape[0] <= FEW
             return (FewPairs if few else ClassPairs).to_references(labels.long(), ref_labels.long())

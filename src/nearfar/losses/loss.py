@@ -7,14 +7,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.losses import dense, engine, inputs, migration, tuples
-from nearfar.losses.engine import Plan
+from nearfar.losses.engine import BUDGET, Plan
 from nearfar.losses.memory import Spare
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.ranks import weighed_gradient
@@ -79,8 +78,7 @@ class Summand(nn.Module):
         return SumLoss([other, self])
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """What a loss is called with; see `Loss.forward`."""
 
     embeddings: Tensor
@@ -120,7 +118,7 @@ class Loss(Summand):
         self,
         *,
         reduction: Reduction = "mean",
-        memory_budget: int = Plan.budget,
+        memory_budget: int = BUDGET,
         check_finite: bool = False,
         dense: bool = False,
         sharded: bool = False,
@@ -232,14 +230,14 @@ class Loss(Summand):
     def of_batch(self, given: Given) -> Tensor:
         """The loss of a batch that has been checked."""
         if given.indices_tuple is not None and self.class_level:
-            given = replace(given, sample_weight=self._mined_weight(given))
+            given = given._replace(sample_weight=self._mined_weight(given))
         if given.sample_weight is not None and self.proxies_are_rows:
             # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
             # of.
             there = given.sample_weight > 0
             names = "labels", "positives", "negatives", "sample_weight"
             rest = {name: None if getattr(given, name) is None else getattr(given, name)[there] for name in names}
-            given = replace(given, embeddings=given.embeddings[there], **rest)
+            given = given._replace(embeddings=given.embeddings[there], **rest)
         return self.of_pairs(self.pairs_of(given), given)
 
     def of_pairs(self, pairs: Pairs, given: Given) -> Tensor:

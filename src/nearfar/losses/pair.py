@@ -161,6 +161,20 @@ class ContrastiveLoss(Loss):
         )
 
 
+class _OnePerClass(ClassPairs):
+    """The first samples of the classes that have two × their second ones: `chosen`, the first half and the second."""
+
+    def __init__(self, labels: Tensor):
+        first: dict[int, int] = {}
+        second: dict[int, int] = {}
+        for sample, label in enumerate(labels.tolist()):
+            if first.setdefault(label, sample) != sample:
+                second.setdefault(label, sample)
+        n = len(second)
+        self.chosen = torch.tensor([first[label] for label in second] + list(second.values()), device=labels.device)
+        super().__init__(torch.arange(n, device=labels.device), None, n, widths=(1, 1) if n else (0, 0))
+
+
 @register(
     "pair",
     "Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016",
@@ -197,33 +211,33 @@ class NPairsLoss(Loss):
             positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
         )
 
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+    def pairs_of(self, given: Given) -> Pairs:
         if self.row_local:
-            return super().over_pairs(pairs, given)
-        if not isinstance(pairs, ClassPairs) or not pairs.same or pairs.row_order is None:
+            return super().pairs_of(given)
+        if (
+            given.labels is None
+            or given.labels.ndim != 1
+            or given.ref_emb is not None
+            or given.indices_tuple is not None
+        ):
             raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
-        embeddings, sample_weight = given.embeddings, given.sample_weight
-        # Sorted by class, the samples of one are neighbours.
-        assert pairs.own is not None
-        if pairs.complete and pairs.even:
-            first, second = pairs.own[:: pairs.widest], pairs.own[1 :: pairs.widest]
-        else:
-            first = ((pairs.start == pairs.own) & (pairs.positives > 0)).nonzero()[:, 0]
-            second = first + 1
-        n = first.shape[0]
-        both = pairs.row_order.index_select(0, torch.cat([first, second]))  # anchors and positives
-        weight = None if sample_weight is None else sample_weight[both[:n]]
-        own = ClassPairs.to_classes(pairs.own[:n], n)
-        if not self.any_row_counts(own, "both"):
+        return _OnePerClass(given.labels)
+
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        if not isinstance(pairs, _OnePerClass):
+            return super().over_pairs(pairs, given)
+        embeddings, sample_weight, n = given.embeddings, given.sample_weight, pairs.rows
+        if not self.any_row_counts(pairs, "both"):
             return self.zero(embeddings, shape=(len(embeddings),) if self.reduction == "none" else ())
         # One selection, and so one gradient of the batch's size.
-        rows, columns = embeddings.index_select(0, both).chunk(2)
+        rows, columns = embeddings.index_select(0, pairs.chosen).chunk(2)
+        weight = None if sample_weight is None else sample_weight[pairs.chosen[:n]]
         # Of one positive, its own term is the row's loss.
         spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
-        loss = self.evaluate(spec, own, rows, columns, row_weight=weight)
+        loss = self.evaluate(spec, pairs, rows, columns, row_weight=weight)
         if self.reduction != "none":
             return loss
-        return loss.new_zeros(len(embeddings)).index_add(0, both[:n], loss)
+        return loss.new_zeros(len(embeddings)).index_add(0, pairs.chosen[:n], loss)
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return (

@@ -320,9 +320,9 @@ class FewPairs:
 
     Args:
         alike: (N, M) whether a pair is of one class.
-        unlike: (N, M) whether it is of two.
+        vacant: (N, M) whether it is no positive one: of two classes, or a sample with itself.
         complete: every row has both kinds, and there is a row.
-        same: rows and columns are the same samples: none is a pair with itself.
+        same: rows and columns are the same samples.
     """
 
     row_order: Tensor | None = None
@@ -331,38 +331,37 @@ class FewPairs:
     spread: Spread | None = None
     one_positive = False
 
-    def __init__(self, alike: Tensor, unlike: Tensor, complete: bool, same: bool = False):
-        self.alike, self.unlike, self.complete, self.same = alike, unlike, complete, same
+    def __init__(self, alike: Tensor, vacant: Tensor, complete: bool, same: bool = False):
+        self.alike, self.vacant, self.complete, self.same = alike, vacant, complete, same
         self.rows, self.columns = alike.shape
 
     @classmethod
-    def among_samples(cls, ids: Tensor) -> "FewPairs":
-        """Samples × the same samples."""
-        numbers = collections.Counter(ids.tolist()).values()
-        complete = len(numbers) > 1 < min(numbers)
-        rows = ids.unsqueeze(1)
-        return cls(rows == ids, rows != ids, complete, same=True)
+    def among_samples(cls, ids: Tensor, part: slice | None = None) -> "FewPairs":
+        """Samples, or some of them × the same samples."""
+        classes = ids.tolist()
+        numbers = collections.Counter(classes)
+        own = numbers if part is None else classes[part]
+        complete = len(numbers) > 1 and len(own) > 0 and min(numbers[i] for i in own) > 1
+        rows = (ids if part is None else ids[part]).unsqueeze(1)
+        vacant = rows != ids
+        vacant.diagonal(0 if part is None else part.start).fill_(True)
+        return cls(rows == ids, vacant, complete, same=part is None)
 
     @classmethod
     def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "FewPairs":
         """Samples × another set of samples."""
         classes, others = set(ids.tolist()), set(reference_ids.tolist())
-        complete = 0 < len(classes) and len(others) > 1 and classes <= others
+        complete = len(classes) > 0 and len(others) > 1 and classes <= others
         rows = ids.unsqueeze(1)
         return cls(rows == reference_ids, rows != reference_ids, complete)
 
     @functools.cached_property
-    def vacant(self) -> Tensor:
-        """(N, M) whether a pair is no positive one."""
-        return self.unlike.clone().fill_diagonal_(True) if self.same else self.unlike
-
-    @functools.cached_property
     def positives(self) -> Tensor:
-        return self.alike.sum(1) - int(self.same)
+        return self.columns - self.vacant.sum(1)
 
     @functools.cached_property
     def negatives(self) -> Tensor:
-        return self.unlike.sum(1)
+        return self.columns - self.alike.sum(1)
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         whole = rows == slice(0, self.rows) and columns == slice(0, self.columns)
@@ -370,10 +369,11 @@ class FewPairs:
         return _MatrixTile(vacant, alike) if whole else _MatrixTile(vacant[rows, columns], alike[rows, columns])
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
-        return ~cut(self.vacant, rows), cut(self.unlike, rows)
+        return ~cut(self.vacant, rows), ~cut(self.alike, rows)
 
     def of_rows(self, index: Tensor) -> "FewPairs":
-        return FewPairs(self.alike.index_select(0, index), self.unlike.index_select(0, index), self.complete)
+        alike = self.alike.index_select(0, index)
+        return FewPairs(alike, ~alike, self.complete)
 
 
 def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

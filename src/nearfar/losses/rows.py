@@ -12,7 +12,7 @@ Shapes: n rows of the group; b rows and t columns of a tile; K slots of its tabl
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from nearfar.losses.ranks import Ranks
 from nearfar.losses.spec import LossSpec
 from nearfar.losses.spread import over_all_rows
 from nearfar.losses.weights import Sides, only
+
+FEW = 2**12  # exponentials of which none need be left out for being small
 
 
 class Place(NamedTuple):
@@ -98,6 +100,7 @@ class HeldPositives:
     """The same of the listed pairs, by their similarities and by their norms; zero in slots that hold no positive."""
 
     g: Tensor  # (p, K)
+    scale: float
     by_norm: Tensor | None
 
 
@@ -130,23 +133,31 @@ class Table:
 
 
 class LogSumExp:
-    """log sum_c exp(v_rc), as (top, total): the largest value, and the sum of exp(v - top)."""
+    """log sum_c exp(v_rc), as (top, total): the largest value, and the sum of exp(v - top).
+
+    With `full` there is but one tile, and every row has a value in it.
+    """
 
     empty = -math.inf
 
-    def __init__(self, lines: int, n: int, like: Tensor):
-        self.lowest = torch.finfo(like.dtype).min
+    def __init__(self, lines: int, n: int, like: Tensor, full: bool = False):
+        self.full, self.lowest = full, torch.finfo(like.dtype).min
         self.tops, self.totals = Table(lines, n, like, -math.inf), Table(lines, n, like, 0.0)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
     def gather(self, place: Place | None, v: Tensor) -> None:
         """Take in the values `v` (b, t) of a tile, which become exp(v - the tile's top)."""
         top = self.tops.put(place, torch.amax, v)
-        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
-        # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
-        v.sub_(top.clamp_min(self.lowest).unsqueeze(1))
-        torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
-        self.totals.put(place, torch.sum, v)
+        v.sub_(self._finite(top).unsqueeze(1))
+        # Results near the smallest normal number (e^-80 in float32, far under the rounding of their row's sum) are
+        # zero: denormal numbers take twenty times as long, which only a few can do without being noticed.
+        if v.numel() > FEW:
+            torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf)
+        self.totals.put(place, torch.sum, v.exp_())
+
+    def _finite(self, top: Tensor) -> Tensor:
+        """What to subtract: of an empty row, -inf less the lowest number is -inf, and not NaN."""
+        return top if self.full else top.clamp_min(self.lowest)
 
     @property
     def gathered(self) -> tuple[Tensor, Tensor]:
@@ -155,14 +166,14 @@ class LogSumExp:
             top, total = self.tops.values, self.totals.values
             if top.ndim == 2:
                 top = top.amax(0)
-                total = (self.tops.values - top.clamp_min(self.lowest)).exp_().mul_(total).sum(0)
+                total = (self.tops.values - self._finite(top)).exp_().mul_(total).sum(0)
             self._gathered = top, total
         return self._gathered
 
     def raise_to(self, top: Tensor) -> None:
         """The same sum, of exponentials less another top, which is no lower."""
         before, total = self.gathered
-        self._gathered = top, total * (before - top.clamp_min(self.lowest)).exp_()
+        self._gathered = top, total * (before - self._finite(top)).exp_()
 
     def sums(self) -> Tensor:
         """(1, n) what ranks add up, once they have one top."""
@@ -174,14 +185,14 @@ class LogSumExp:
     def value(self) -> Tensor:
         """(n,)."""
         top, total = self.gathered
-        return top + total.log()
+        return total.log().add_(top)
 
     def hand_out(self, pull: Tensor) -> None:
         """Of (n,) d loss / d value, each tile has its part; exact where that by exp(v - value) would be rounded."""
         top, total = self.gathered
-        pull = pull / total.clamp_min(1)  # what is less than 1 is the 0 of an empty row
+        pull = pull / (total if self.full else total.clamp_min(1))  # what is less than 1 is the 0 of an empty row
         own = self.tops.values
-        self._pull = pull if own is top else (own - top.clamp_min(self.lowest)).exp_().mul_(pull)
+        self._pull = pull if own is top else (own - self._finite(top)).exp_().mul_(pull)
 
     def pull(self, place: Place | None) -> Tensor:
         """(b, 1) what turns a tile's own exp(v - top) into d loss / d v."""
@@ -304,7 +315,11 @@ def activate(act: str, x: Tensor) -> tuple[Tensor, Tensor | float]:
     return x, 1.0
 
 
-def times(x: Tensor, factor: Tensor | float) -> Tensor:
+@overload
+def times(x: Tensor, factor: Tensor | float) -> Tensor: ...
+@overload
+def times(x: Tensor | float, factor: Tensor | float) -> Tensor | float: ...
+def times(x: Tensor | float, factor: Tensor | float) -> Tensor | float:
     """x factor, without a pass for a factor of 1."""
     return x if isinstance(factor, float) and factor == 1 else x * factor
 
@@ -323,16 +338,17 @@ class GatheredRows:
     def __init__(self, spec: LossSpec, lines: int, n: int, like: Tensor, pairs: Pairs, rows: slice):
         self.spec, self.lines, self.pairs, self.rows = spec, lines, pairs, rows
         count = spec.average == "active"
+        full = lines == 1 and pairs.complete and pairs.spread is None and spec.mining is None
         self.negative: LogSumExp | Sum
         if spec.gather[1] == "lse":
-            self.negative = LogSumExp(lines, n, like)
+            self.negative = LogSumExp(lines, n, like, full)
         else:
             self.negative = Sum(lines, n, like, count=count)
         self.positive: LogSumExp | Sum
         # Of one value all of these are that value, and the sum is the cheapest.
         how = "sum" if pairs.one_positive and spec.mining is None else spec.gather[0]
         if how in ("lse", "softmin"):
-            self.positive = (LogSumExp if how == "lse" else SoftMin)(lines, n, like)
+            self.positive = (LogSumExp if how == "lse" else SoftMin)(lines, n, like, full)
         else:
             self.positive = Sum(lines, n, like, pairs.positives[rows] if how == "mean" else None, count)
         self.each: EachPositive | None = None
@@ -442,10 +458,11 @@ class GatheredRows:
             if isinstance(self.positive, Sum):  # d P / d u is 1
                 g = slope if isinstance(slope, Tensor) else u.fill_(slope)
                 if left_out is None:
-                    return HeldPositives(g, norm_slope)
+                    return HeldPositives(g, 1.0, norm_slope)
                 by_norm = None if norm_slope is None else norm_slope.masked_fill(left_out, 0.0)
-                return HeldPositives(g.masked_fill_(left_out, 0.0), by_norm)
-        return HeldPositives(times(u, slope), None if norm_slope is None else u * norm_slope)
+                return HeldPositives(g.masked_fill_(left_out, 0.0), 1.0, by_norm)
+        by_norm = None if norm_slope is None else u * norm_slope
+        return HeldPositives(u * slope, 1.0, by_norm) if isinstance(slope, Tensor) else HeldPositives(u, slope, by_norm)
 
     def finish(self, weight: Tensor, counted: Tensor | None, sides: Sides) -> Tensor:
         """The rows' losses (n,); keeps what the gradient of sum_r weight_r l_r needs."""
@@ -459,11 +476,11 @@ class GatheredRows:
             losses, by_p = activate(self.spec.act, self.positive.value() + self.negative.value())
             by_n = by_p
         else:
-            a, b = sides[0] * self.spec.side_scale[0], sides[1] * self.spec.side_scale[1]
             loss_p, by_p = activate(self.spec.act, self.positive.value())
             loss_n, by_n = activate(self.spec.act, self.negative.value())
-            losses = times(loss_p + loss_n, a) if _alike(a, b) else times(loss_p, a) + times(loss_n, b)
-            by_p, by_n = by_p * a, by_n * b
+            a, b = self.spec.side_scale
+            losses = torch.add(times(times(loss_p, sides[0]), a), times(loss_n, sides[1]), alpha=b)
+            by_p, by_n = times(by_p, sides[0]), times(by_n, sides[1])
         weight = only(counted, weight)
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
         pull_p = times(weight, only(counted, by_p))
@@ -479,13 +496,14 @@ class GatheredRows:
     def gradient(self, view: View) -> tuple[Tensor, Tensor | None]:
         """d loss / d s of the tile (b, t), and d loss / d norm of its listed pairs (p, K), if the maps use norms."""
         held = view.held or self._hold(view, gradient=True)
-        pull = times(self.negative.pull(view.place(view.rows)), held.scale)
+        scales = self.spec.side_scale
+        pull = times(self.negative.pull(view.place(view.rows)), held.scale * scales[1])
         # What is in store is left there: its memory may be where the product of `g` goes.
         g = held.g.mul_(pull) if view.store is None else torch.mul(held.g, pull, out=view.scratch)
         if view.pairs is None:
             return g, None
         positives = view.positives or self._hold_positives(view, view.pairs)
-        pull = (self.each or self.positive).pull(view.place(view.listing))
+        pull = times((self.each or self.positive).pull(view.place(view.listing)), positives.scale * scales[0])
         if view.pairs.columns is None:
             g.addcmul_(positives.g, pull)
         else:

@@ -7,7 +7,7 @@ zero vector stays zero, and so does its gradient.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ WHOLE = 2**22  # up to this many elements the prepared copy is made once
 WORK = 2**18  # elements of the vectors whose gradients are turned at a time: they stay in the cache
 
 
-def blocks(n: int, size: int) -> Iterator[slice]:
+def blocks(n: int, size: int) -> Sequence[slice]:
     """Cut range(n) into slices of `size`, the last perhaps smaller."""
-    return (slice(i, min(i + size, n)) for i in range(0, n, max(1, size)))
+    if 0 < n <= size:
+        return (slice(0, n),)
+    return [slice(i, min(i + size, n)) for i in range(0, n, max(1, size))]
 
 
 def cut(values: Tensor, part: slice) -> Tensor:

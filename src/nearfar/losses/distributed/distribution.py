@@ -105,11 +105,10 @@ class Distribution:
             pairs = self._pairs_of_part(given, slice(first, first + len(given.embeddings)), counts)
             rows = wide(given.embeddings)  # both as rows and as columns, so that their gradients meet in float32
             everyone = gathered(rows, self.ranks, counts, sent=given.embeddings.dtype)
-            given = replace(given, embeddings=rows, ref_emb=everyone)
+            given = given._replace(embeddings=rows, ref_emb=everyone)
         else:
             if not self.shared_references:
-                given = replace(
-                    given,
+                given = given._replace(
                     ref_emb=gathered(given.ref_emb, self.ranks, columns),
                     ref_labels=self._collected(given.ref_labels, columns),
                 )
