@@ -189,9 +189,11 @@ class _Run:
         self.radial_x: Tensor | None = None
         self.radial_y: Tensor | None = None
         self.arena: Tensor | None = None
-        stored = self.overwritten or (gathered and self.one_tile)
-        self.grad_x = self._accumulator(rows, stored) if needs[0] else None
-        self.grad_y = self.grad_x if columns is None else self._accumulator(columns, stored) if needs[1] else None
+        # Of one tile there is nothing to add to: its products are the gradients.
+        added = not (gathered and self.one_tile)
+        self.wanted = needs[0], needs[0] if columns is None else needs[1]
+        self.grad_x = self._accumulator(rows) if added and needs[0] else None
+        self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if added and needs[1] else None
         self.grad_bias = self._zeros((self.m,)) if needs[2] else None
         self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
         self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
@@ -203,11 +205,10 @@ class _Run:
         if isinstance(plan.spec, StripSpec) and plan.spec.anchors == "proxies":
             self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
 
-    def _accumulator(self, vectors: Tensor, stored: bool) -> Tensor:
-        """Of zeros, unless what comes first is stored there."""
+    def _accumulator(self, vectors: Tensor) -> Tensor:
         smaller = self.y is not self.x and vectors.numel() < max(self.x.raw.numel(), self.y.raw.numel())
         gradient = self.like.new_empty(vectors.shape) if smaller else self.plan.spare.take(vectors.shape, self.like)
-        return gradient if stored else gradient.zero_()
+        return gradient if self.overwritten else gradient.zero_()
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_zeros(shape)
@@ -380,12 +381,12 @@ class _Run:
     def _add_products(self, i: slice, j: slice, g: Tensor, first: tuple[bool, bool] = (False, False)) -> None:
         """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up."""
         self._fold(i, j, g)
-        if self.grad_y is not None:
-            _add_product(cut(self.grad_y, j), g.t(), self.x.block(i), first[1])
+        if self.wanted[1]:
+            self.grad_y = _with_product(self.grad_y, j, g.t(), self.x.block(i), first[1])
             if self.overwritten and self.pool is None and i.stop == self.n:
                 self._finish_columns(j)  # while it is in the cache, and its vectors will be
-        if self.grad_x is not None:
-            _add_product(cut(self.grad_x, i), g, self.y.block(j), first[0])
+        if self.wanted[0]:
+            self.grad_x = _with_product(self.grad_x, i, g, self.y.block(j), first[0])
 
     def _state(self, spec: LossSpec, rows: slice, lines: int) -> GatheredRows | HardestRows:
         n = rows.stop - rows.start
@@ -448,13 +449,12 @@ class _Run:
         """Products 2 and 3 of one tile."""
         g, by_norm = state.gradient(views[0])
         if self.y is self.x:
-            assert self.grad_x is not None
             if len(views) == 2:
                 g.add_(state.gradient(views[1])[0].t())
-                self.grad_x[j].addmm_(g.t(), self.x.block(i))
+                self.grad_x = _with_product(self.grad_x, j, g.t(), self.x.block(i))
             else:
                 g = g + g.t()
-            _add_product(cut(self.grad_x, i), g, self.x.block(j), first=self.one_tile)
+            self.grad_x = _with_product(self.grad_x, i, g, self.x.block(j))
             return
         if self.grad_bias is not None:
             self.grad_bias[j] += g.sum(0)
@@ -545,12 +545,17 @@ class _Run:
         return only(None if self.weights.counted is None else self.weights.counted[rows], losses)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """total += a b; the first time total = a b, so that a large gradient need not be zeroed."""
+def _with_product(total: Tensor | None, part: slice, a: Tensor, b: Tensor, first: bool = False) -> Tensor:
+    """total, with a b added to a part of it; the first time a b is stored there, so that a large gradient need not be
+    zeroed. Without a total, a b is all.
+    """
+    if total is None:
+        return torch.mm(a, b)
     if first:
-        torch.mm(a, b, out=total)
+        torch.mm(a, b, out=cut(total, part))
     else:
-        total.addmm_(a, b)
+        cut(total, part).addmm_(a, b)
+    return total
 
 
 def _laid(memory: Tensor, *shape: int) -> Tensor:

@@ -99,7 +99,7 @@ class Held:
 class HeldPositives:
     """The same of the listed pairs, by their similarities and by their norms; zero in slots that hold no positive."""
 
-    g: Tensor  # (p, K)
+    g: Tensor | None  # (p, K); None: 1 for all
     scale: float
     by_norm: Tensor | None
 
@@ -212,6 +212,11 @@ class SoftMin(LogSumExp):
         return -super().value()
 
 
+def _sum(v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
+    """Of one column, that column."""
+    return v.squeeze(dim) if out is None and v.shape[dim] == 1 else torch.sum(v, dim, out=out)
+
+
 class Sum:
     """sum_c v_rc, and, if asked to count, how many terms of it are not zero; the mean, if `number` is given."""
 
@@ -225,7 +230,7 @@ class Sum:
 
     def gather(self, place: Place | None, v: Tensor) -> None:
         """Take in the values `v` (b, t) of a tile, which stay as they are: the derivatives are 1."""
-        self.totals.put(place, torch.sum, v)
+        self.totals.put(place, _sum, v)
         if self.counts is not None:
             self.counts.set(place, torch.count_nonzero(v, dim=1).to(v.dtype))
 
@@ -456,9 +461,10 @@ class GatheredRows:
         else:
             self.positive.gather(place, u)
             if isinstance(self.positive, Sum):  # d P / d u is 1
-                g = slope if isinstance(slope, Tensor) else u.fill_(slope)
                 if left_out is None:
-                    return HeldPositives(g, 1.0, norm_slope)
+                    g, scale = (slope, 1.0) if isinstance(slope, Tensor) else (None, slope)
+                    return HeldPositives(g, scale, norm_slope)
+                g = slope if isinstance(slope, Tensor) else u.fill_(slope)
                 by_norm = None if norm_slope is None else norm_slope.masked_fill(left_out, 0.0)
                 return HeldPositives(g.masked_fill_(left_out, 0.0), 1.0, by_norm)
         by_norm = None if norm_slope is None else u * norm_slope
@@ -504,11 +510,13 @@ class GatheredRows:
             return g, None
         positives = view.positives or self._hold_positives(view, view.pairs)
         pull = times((self.each or self.positive).pull(view.place(view.listing)), positives.scale * scales[0])
-        if view.pairs.columns is None:
+        columns, rows = view.pairs.columns, view.pairs.rows
+        if columns is None and positives.g is not None:
             g.addcmul_(positives.g, pull)
         else:
-            some = g if view.pairs.rows is None else g[view.pairs.rows]
-            some.scatter_add_(1, view.pairs.columns, positives.g * pull)
+            assert columns is not None
+            by_listed = pull.expand_as(columns) if positives.g is None else positives.g * pull
+            (g if rows is None else g[rows]).scatter_add_(1, columns, by_listed)
         return g, None if positives.by_norm is None else positives.by_norm * pull
 
 
