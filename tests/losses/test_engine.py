@@ -171,7 +171,7 @@ def test_no_gradient_nobody_asked_for(setting: Setting, monkeypatch: pytest.Monk
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, **k: (products.append(1), original(*a, **k))[1])
 
-    counted(engine, "_add_product")
+    counted(engine, "_with_product")
     for name in ("addmm_", "index_add_", "addcmul_"):
         counted(torch.Tensor, name)
     x, labels = batch()

@@ -396,13 +396,16 @@ class _MaskedTile:
         return v.masked_fill_(~(self.others if keep_positives else self.negative), value)
 
 
-def table_of(mask: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-    """The columns where each row of `mask` (b, t) is true, as a table (b, slots), and which of its slots are filled."""
-    # Slot k of a row takes its k-th column; everything else falls into a slot that is cut off.
-    slot = torch.where(mask, mask.cumsum(1) - 1, slots).clamp_max_(slots)
-    index = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    table = index.new_zeros(len(mask), slots + 1).scatter_(1, slot, index)[:, :slots]
-    return table, torch.arange(slots, device=mask.device) < mask.sum(1, keepdim=True)
+def table_of(mask: Tensor, slots: int | None = None) -> tuple[Tensor, Tensor]:
+    """The columns where each row of `mask` (b, t) is true, ascending, as a table (b, slots), and which of its slots are
+    filled; the others hold some column. There are as many slots as the fullest row needs, if not said.
+    """
+    b, t = mask.shape
+    if slots is None:
+        slots = max(1, int(mask.sum(1).max())) if b else 1
+    # Of numbers that fall from column to column the largest come first.
+    number, column = (mask * torch.arange(t, 0, -1, dtype=torch.int32, device=mask.device)).topk(slots, 1)
+    return column, number > 0
 
 
 MaskFunction = Callable[[slice, slice], tuple[Tensor, Tensor]]

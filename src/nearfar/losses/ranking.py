@@ -14,34 +14,41 @@ from nearfar.losses.pairs import table_of
 from nearfar.losses.registry import register
 from nearfar.losses.spec import StripSpec
 
+TOGETHER = 2**20  # pairs of a positive and another column that are compared together
 
-def ranks_above(s: Tensor, positive: Tensor, rivals: list[Tensor], temperature: float) -> tuple[list[Tensor], Tensor]:
-    """How many of the rivals rank above each positive, smoothly: sum over them of sigmoid((s - s_p) / temperature).
+
+def ranks_above(
+    s: Tensor, positive: Tensor, negative: Tensor, temperature: float, among: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """How many negatives rank above each positive, smoothly: sum over them of sigmoid((s - s_p) / temperature).
 
     Args:
         s: (b, M) similarities.
-        positive: (b, M) mask.
-        rivals: masks (b, M); a positive is no rival of itself.
+        positive, negative: (b, M) masks.
+        among: count the other positives, too.
 
     Returns:
-        For every mask (b, K), one entry per positive; and which of the entries are one.
+        The negatives (b, K), one entry per positive; the same of the other positives, or None; and which of the entries
+        are one.
     """
-    slots = max(1, int(positive.sum(1).max())) if len(positive) else 1
-    columns, filled = table_of(positive, slots)
-    listed = s.gather(1, columns)
-    counts: list[list[Tensor]] = [[] for _ in rivals]
+    columns, filled = table_of(positive)
 
-    def above(s: Tensor, s_p: Tensor, column: Tensor) -> tuple[Tensor, ...]:
-        sigmoid = torch.sigmoid((s - s_p) / temperature)
-        itself = torch.arange(s.shape[1], device=s.device) == column
-        return tuple((sigmoid * (mask & ~itself)).sum(1) for mask in rivals)
+    def above(s: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
+        sigmoid = torch.sigmoid((s.unsqueeze(1) - s.gather(1, columns).unsqueeze(2)) * (1 / temperature))
+        of_negatives = (sigmoid * negative.unsqueeze(1)).sum(2)
+        if not among:
+            return (of_negatives,)
+        other = torch.arange(s.shape[1], device=s.device) != columns.unsqueeze(2)
+        return of_negatives, (sigmoid * (other & positive.unsqueeze(1))).sum(2)
 
-    for k in range(slots):
-        # One positive at a time, each computed again for its gradient: K matrices would not be bounded.
-        result = checkpoint(above, s, listed[:, k, None], columns[:, k, None], use_reentrant=False)
-        for count, part in zip(counts, result, strict=True):
-            count.append(part)
-    return [torch.stack(count, 1) for count in counts], filled
+    # As many positives at a time as are bounded in memory; if not all, each part is computed again for its gradient.
+    together = max(1, TOGETHER // max(1, s.numel()))
+    if columns.shape[1] <= together:
+        counts = above(s, columns)
+    else:
+        parts = [checkpoint(above, s, part, use_reentrant=False) for part in torch.split(columns, together, 1)]
+        counts = tuple(torch.cat(side, 1) for side in zip(*parts, strict=True))
+    return counts[0], counts[1] if among else None, filled
 
 
 def mean_over(values: Tensor, filled: Tensor) -> Tensor:
@@ -76,7 +83,8 @@ class SmoothAPLoss(Loss):
         self.temperature = temperature
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        (among, below), filled = ranks_above(s, positive, [positive, negative], self.temperature)
+        below, among, filled = ranks_above(s, positive, negative, self.temperature, among=True)
+        assert among is not None
         return 1 - mean_over((1 + among) / (1 + among + below), filled)
 
     def spec(self) -> StripSpec:
@@ -165,7 +173,7 @@ class RecallAtKLoss(Loss):
         self.ks, self.rank_temperature, self.k_temperature = tuple(ks), rank_temperature, k_temperature
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        (below,), filled = ranks_above(s, positive, [negative], self.rank_temperature)
+        below, _, filled = ranks_above(s, positive, negative, self.rank_temperature)
         number = filled.sum(1).clamp_min(1)
         recalls = []
         for k in self.ks:
@@ -216,7 +224,7 @@ class PNPLoss(Loss):
         self.b, self.alpha, self.anneal, self.variant = b, alpha, anneal, variant
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        (before,), filled = ranks_above(s, positive, [negative], self.anneal)
+        before, _, filled = ranks_above(s, positive, negative, self.anneal)
         before_query = torch.where(negative, torch.sigmoid((s - 1) / self.anneal), 0).sum(1)
         shape: dict[str, Callable[[Tensor], Tensor]] = {
             "O": lambda r: r,

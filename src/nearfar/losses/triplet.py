@@ -16,6 +16,8 @@ from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.tuples import Triplets, TuplePairs
 
+TOGETHER = 2**20  # triplets that are looked at together
+MANY = 64  # positives of a row: with so many, sorting its negatives is less work than comparing all triplets
 MININGS = ("batch_hard", "easy_positive", "all", "semihard")
 
 
@@ -105,23 +107,18 @@ class TripletMarginLoss(Loss):
     def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         """The sum and the number of the active triplets, without forming them.
 
-        With the negatives sorted by distance, those nearer than d_p + margin come first: their number and the sum of
-        their distances, from running sums, give sum (d_p + margin - d_n) for each positive.
+        The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
         distance = through(Distance(self.distance), s)
-        d_p, filled = listed(distance, positive)
-        border = d_p + self.margin
-        d_n, order = distance.detach().masked_fill(~negative, torch.inf).sort(1)
-        sums = torch.where(negative.gather(1, order), distance.gather(1, order), 0).cumsum(1)
-        sums = torch.cat([sums.new_zeros(len(s), 1), sums], 1)
-        last = torch.searchsorted(d_n, border.detach().contiguous())
-        number, total = last, sums.gather(1, last)
-        if self.mining == "semihard":
-            first = torch.searchsorted(d_n, d_p.detach().contiguous(), right=True)
-            number, total = number - first, total - sums.gather(1, first)
-        number = torch.where(filled, number, 0)
-        losses = torch.where(number > 0, number * border - total, 0)
-        return losses.sum(1), number.sum(1).to(s.dtype)
+        with torch.no_grad():
+            columns, filled = table_of(positive)
+            d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
+            d_n = distance.masked_fill(~negative, torch.inf)
+            active = _compared if columns.shape[1] < MANY else _sorted
+            of_positives, of_negatives = active(d_p, d_n, self.margin, self.mining == "semihard")
+            number = of_positives.sum(1)
+            factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
+        return (distance * factor).sum(1) + self.margin * number, number
 
     def _smooth_triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         distance = through(Distance(self.distance), s)
@@ -142,9 +139,36 @@ class TripletMarginLoss(Loss):
         return losses, number
 
 
+def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
+    """In how many active triplets each positive (b, K) and each negative (b, M) is: d_n < d_p + margin; of the
+    semi-hard ones d_p < d_n, too. What is none has a distance of -inf or inf.
+    """
+    further, of_positives, of_negatives = d_n.unsqueeze(1), [], torch.zeros_like(d_n)
+    for some in torch.split(d_p, max(1, TOGETHER // max(1, d_n.numel())), 1):
+        nearer = some.unsqueeze(2)
+        active = further < nearer + margin
+        if semihard:
+            active &= nearer < further
+        number = active.to(d_n.dtype)  # booleans are slow to add
+        of_positives.append(number.sum(2))
+        of_negatives += number.sum(1)
+    return torch.cat(of_positives, 1), of_negatives
+
+
+def _sorted(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
+    """The same of many positives: the place of each among the sorted negatives, and the other way round."""
+    slots, nearest = d_p.shape[1], d_n.sort(1).values
+    of_positives = torch.searchsorted(nearest, d_p + margin)
+    of_negatives = slots - torch.searchsorted((d_p + margin).sort(1).values, d_n, right=True)
+    if semihard:
+        of_positives = (of_positives - torch.searchsorted(nearest, d_p, right=True)).clamp_min_(0)
+        of_negatives = (of_negatives - slots + torch.searchsorted(d_p.sort(1).values, d_n)).clamp_min_(0)
+    return of_positives.to(d_n.dtype), of_negatives.to(d_n.dtype)
+
+
 def listed(distance: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """The distances of the positives as a table (b, K), and which of its slots are filled."""
-    columns, filled = table_of(positive, max(1, int(positive.sum(1).max())) if len(positive) else 1)
+    columns, filled = table_of(positive)
     return distance.gather(1, columns), filled
 
 
