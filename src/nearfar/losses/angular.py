@@ -1,5 +1,6 @@
 """Losses of angles between samples."""
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -99,12 +100,16 @@ class AngularLoss(Loss):
         if not self.any_row_counts(pairs, spec.average):
             return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
         x, y = in_order(pairs, embeddings, ref_emb)
-        number = pairs.positives * (pairs.negatives > 0)
-        weight = x.new_ones(n) if sample_weight is None else sample_weight.to(x.dtype)
-        weight = ordered(weight, pairs.row_order) * (number > 0)
+        number = pairs.positives if pairs.complete else pairs.positives * (pairs.negatives > 0)
+        weight = x.new_ones(n) if sample_weight is None else ordered(sample_weight.to(x.dtype), pairs.row_order)
+        if not pairs.complete:
+            weight = weight * (number > 0)
         # What a term counts in its row's loss, or in the mean.
-        total = over_all_rows(pairs, (weight * number).sum())
-        share = torch.where(total > 0, weight / total, 0) if self.reduction == "mean" else weight / number.clamp_min(1)
+        if self.reduction == "mean":
+            total = over_all_rows(pairs, (weight * number).sum())
+            share = weight / total.clamp_min(torch.finfo(x.dtype).tiny)
+        else:
+            share = weight / number.clamp_min(1)
         loss = self._of_rows(pairs, x, y, share) if self.reduction == "none" else self._sum(pairs, x, y, share)
         if self.npair_weight:
             loss = loss + self.npair_weight * self.evaluate(spec, pairs, embeddings, ref_emb, row_weight=sample_weight)
@@ -120,34 +125,34 @@ class AngularLoss(Loss):
 
     def _sum(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         mirrored, listed = self._pairs_of(pairs, x.shape[1])
-        one_part = int(pairs.positives.sum()) * x.shape[1] <= LISTED
-        loss = self.zero(x, y)
-        for i, p in listed:
-            weight = share[i] + share[p] if mirrored else share[i]
-            if one_part:
-                loss = loss + self._terms(pairs, x, y, i, p, "sum", weight)
-            else:  # computed again for the gradient: the vectors of all positive pairs would not be bounded
-                loss = loss + checkpoint(self._terms, pairs, x, y, i, p, "sum", weight, use_reentrant=False)
-        return loss
+        terms = functools.partial(self._terms, pairs, x, y, reduction="sum")
+        parts = [
+            (i, p, share.index_select(0, i) + share.index_select(0, p) if mirrored else share[i]) for i, p in listed
+        ]
+        if len(parts) == 1:
+            return terms(*parts[0])
+        # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
+        return sum((checkpoint(terms, *part, use_reentrant=False) for part in parts), self.zero(x, y))
 
     def _of_rows(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         mirrored, listed = self._pairs_of(pairs, x.shape[1])
         rows = x.new_zeros(len(x))
         for i, p in listed:
-            terms = checkpoint(self._terms, pairs, x, y, i, p, "none", None, use_reentrant=False)
+            terms = checkpoint(self._terms, pairs, x, y, i, p, None, "none", use_reentrant=False)
             for end in (i, p) if mirrored else (i,):
                 rows = rows.index_add(0, end, torch.where(share[end] > 0, terms * share[end], 0))
         return restored(rows, pairs.row_order)
 
     def _terms(
-        self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor, reduction: Reduction, weight: Tensor | None
+        self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor, weight: Tensor | None, reduction: Reduction
     ) -> Tensor:
         """log(1 + sum_n exp(...)) of the pairs listed (P,), or their weighted sum. The rows are the pairs' sums,
         lengthened by what is the same for all negatives, which a column of ones adds.
         """
         tan2 = math.tan(self.alpha) ** 2
-        pull = -2 * (1 + tan2) * (x[i] * y[p]).sum(1, keepdim=True)
-        rows = torch.cat([4 * tan2 * (x[i] + y[p]), pull], 1)
+        anchor, positive = x.index_select(0, i), y.index_select(0, p)
+        pull = -2 * (1 + tan2) * (anchor * positive).sum(1, keepdim=True)
+        rows = torch.cat([4 * tan2 * (anchor + positive), pull], 1)
         columns = torch.cat([y, y.new_ones(len(y), 1)], 1)
         spec = over_negatives(Linear(1.0), "softplus", normalize=(False, False))
         return self.evaluate(spec, pairs.of_rows(i), rows, columns, row_weight=weight, reduction=reduction)

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from nearfar.losses.engine import Plan
 from nearfar.losses.maps import softplus, through
-from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
-from nearfar.losses.rows import active_side
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import norms, unit
 from nearfar.losses.weights import RowWeights, only, ordered, restored
@@ -45,7 +43,7 @@ def evaluate(
         if spec.average == "sides":
             losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
         elif spec.average == "active":
-            losses = result[0] * active_side(pairs, result[1], weights.weight)
+            losses = result[0] * weights.over_active(result[1].detach())
         else:
             assert isinstance(result, Tensor)
             losses = result
@@ -56,7 +54,7 @@ def evaluate(
         if spec.pool is not None:
             s = spec.pool.value(s.view(len(s), -1, spec.pool.size).permute(2, 0, 1))
             penalty = _penalty(spec.pool, unit(y))
-        losses = _losses(spec, pairs, s, *masks, pair_norm, log_weight, weights, border)
+        losses = _losses(spec, s, *masks, pair_norm, log_weight, weights, border)
     losses = only(weights.counted, losses)
     if plan.reduction == "none":
         losses = losses if penalty is None else losses + penalty
@@ -74,7 +72,6 @@ def _penalty(pool: Pool, columns: Tensor) -> Tensor | None:
 
 def _losses(
     spec: LossSpec,
-    pairs: Pairs,
     s: Tensor,
     positive: Tensor,
     negative: Tensor,
@@ -92,6 +89,8 @@ def _losses(
         u, v = u + log_weight, v + log_weight
     denominator = positive | negative if spec.others else negative
     n = _gather(spec.gather[1], v, denominator)
+    if spec.combine == "negatives":
+        return _act(spec.act, n)
     if spec.combine == "each":
         each = torch.where(positive, softplus(torch.where(positive, u, 0) + n[:, None]), 0)
         return each.sum(1) / positive.sum(1).clamp_min(1)
@@ -101,7 +100,7 @@ def _losses(
     a, b = weights.sides
     if spec.average == "active":
         sides = (u, positive), (v, negative)
-        a, b = (active_side(pairs, ((t != 0) & mask).sum(1), weights.weight) for t, mask in sides)
+        a, b = (weights.over_active(((t != 0) & mask).sum(1).to(t.dtype)) for t, mask in sides)
     return _act(spec.act, p) * a * spec.side_scale[0] + _act(spec.act, n) * b * spec.side_scale[1]
 
 

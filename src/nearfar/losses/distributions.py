@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearfar.losses.checks import check_positive
 from nearfar.losses.loss import Given, Loss
-from nearfar.losses.maps import Distance, Interpolated, Map, ShiftedHinge, nodes, through
+from nearfar.losses.maps import Distance, Interpolated, Map, ShiftedHinge, beyond, nodes, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, StripSpec
@@ -120,19 +120,15 @@ class IntraPairVarianceLoss(WholeBatchLoss):
         numbers = _numbers(pairs)
         if not self.any_row_counts(pairs, "all"):
             return self.zero(embeddings, ref_emb)
-        factors = 1 - self.pos_eps, 1 + self.neg_eps
-        signs = -1, 1
+        factors, signs = (1 - self.pos_eps, 1 + self.neg_eps), (-1, 1)
         look = functools.partial(strips, pairs, embeddings, ref_emb, self.memory_budget)
         # Two looks at all similarities, or one if they can be kept.
         kept = list(look()) if self._fits(pairs, embeddings) else None
-        borders = self._means(kept or look(), numbers, [lambda s: s, lambda s: s])
-        borders = [border * factor for border, factor in zip(borders, factors, strict=True)]
-        beyond = [
-            lambda s, b=b, sign=sign: (s - b).mul_(sign).clamp_min_(0) for b, sign in zip(borders, signs, strict=True)
-        ]
-        hinges = self._means(kept or look(), numbers, beyond)
+        shares = [1 / max(1, number) for number in numbers]
+        borders = self._sums(kept or look(), [share * factor for share, factor in zip(shares, factors, strict=True)])
         # The border is factor * mean(s): every pair moves it by factor / number.
-        drifts = [-2 * sign * factor * hinge for sign, factor, hinge in zip(signs, factors, hinges, strict=True)]
+        moved = [-2 * sign * factor * share for sign, factor, share in zip(signs, factors, shares, strict=True)]
+        drifts = self._sums(kept or look(), moved, list(zip(borders, signs, strict=True)))
         maps = [ShiftedHinge(*parts) for parts in zip(signs, borders, drifts, strict=True)]
         spec = _over_all_pairs(maps[0], maps[1], numbers)
         return self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
@@ -141,17 +137,21 @@ class IntraPairVarianceLoss(WholeBatchLoss):
         """Whether all similarities, with the two masks, take less than half of the budget."""
         return len(embeddings) * pairs.columns * (max(4, embeddings.element_size()) + 2) < self.memory_budget // 2
 
-    def _means(
-        self, look: Iterable[tuple[slice, Tensor, Tensor, Tensor]], numbers: tuple[float, float], functions: list[Any]
+    @staticmethod
+    def _sums(
+        look: Iterable[tuple[slice, Tensor, Tensor, Tensor]],
+        scales: list[float],
+        borders: list[tuple[Tensor, int]] | None = None,
     ) -> list[Tensor]:
-        """The means of the two functions over the positive and over the negative pairs."""
-        parts = [
-            [torch.where(mask, f(s), 0).sum(1) for f, mask in zip(functions, masks, strict=True)]
-            for _, s, *masks in look
-        ]
-        sums = [torch.cat(side).sum(dtype=torch.float64) for side in zip(*parts, strict=True)]
-        dtype = parts[0][0].dtype
-        return [(total / max(1, number)).to(dtype) for total, number in zip(sums, numbers, strict=True)]
+        """The sums over the positive and over the negative pairs, scaled: of the similarities, or of what of them is
+        beyond the borders.
+        """
+        sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for _, s, *masks in look:
+            for k, (side, mask) in enumerate(zip(sides, masks, strict=True)):
+                side.append(torch.where(mask, s if borders is None else beyond(s, *borders[k]), 0).sum(1))
+        sums = [(side[0] if len(side) == 1 else torch.cat(side)).sum(dtype=torch.float64) for side in sides]
+        return [(total * scale).to(sides[0][0].dtype) for total, scale in zip(sums, scales, strict=True)]
 
 
 @register(

@@ -34,9 +34,8 @@ from torch import Tensor
 from nearfar.losses.memory import Spare, keep_freed_memory
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
-from nearfar.losses.rows import GatheredRows, HardestRows, View, active_side, within
+from nearfar.losses.rows import GatheredRows, HardestRows, View, within
 from nearfar.losses.spec import LossSpec, StripSpec
-from nearfar.losses.spread import over_all_rows
 from nearfar.losses.vectors import WORK, Vectors, blocks, cut
 from nearfar.losses.weights import RowWeights, only, ordered, restored
 
@@ -177,12 +176,13 @@ class _Run:
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, self.like, upstream)
         self.penalty: Tensor | None = None  # of the columns alone
-        self.active: list[Tensor] = []  # the weighted numbers of active terms that strip functions report
+        self.active: list[Tensor] = []  # the numbers of active terms that strip functions report
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
-        gathered = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] != "max"
-        self.overwritten = gathered and columns is not None and self.n > 0 and self.m > 0
-        self.one_tile = isinstance(plan.spec, LossSpec) and self._fits_one_tile
+        hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
+        some = columns is not None and self.n > 0 and self.m > 0
+        self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
+        self.one_tile = self._fits_one_tile
         # Where rows have one tile each, its similarities tell which part of a gradient is along its vector.
         one_each = self.m <= min(SQUARE, plan.tile) and plan.spec.average != "active"
         self.told = one_each and self.overwritten and any(plan.spec.normalize) and self.pool is None and bias is None
@@ -190,7 +190,7 @@ class _Run:
         self.radial_y: Tensor | None = None
         self.arena: Tensor | None = None
         # Of one tile there is nothing to add to: its products are the gradients.
-        added = not (gathered and self.one_tile)
+        added = hardest or not self.one_tile
         self.wanted = needs[0], needs[0] if columns is None else needs[1]
         self.grad_x = self._accumulator(rows) if added and needs[0] else None
         self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if added and needs[1] else None
@@ -223,9 +223,7 @@ class _Run:
         if self.pool is not None and self.shared is not None:
             penalty = self.shared.ranks.sum(self._zeros(()) if penalty is None else penalty)
         if isinstance(self.spec, StripSpec) and self.spec.average == "active":
-            sums = torch.stack([self.weights.weight.sum(), self._zeros(()) + sum(self.active)])
-            weights, active = over_all_rows(self.pairs, sums)
-            scale = torch.where(active > 0, weights / active, 0)
+            scale = self.weights.over_active(_joined(self.active, self.like))
             losses = losses * scale
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
         if self.plan.reduction == "none":
@@ -242,15 +240,25 @@ class _Run:
             self._strip(group.rows, self.spec) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
             for group in self._groups()
         ]
-        return parts[0] if len(parts) == 1 else torch.cat([self._zeros((0,)), *parts])
+        return _joined(parts, self.like)
 
     @property
     def _fits_one_tile(self) -> bool:
-        """Whether all similarities are one tile, which can be kept, its table of positives and their terms included."""
+        """Whether all similarities are one tile, which can be kept, its table of positives and their terms included; or
+        one strip.
+        """
+        if isinstance(self.spec, StripSpec):
+            return 0 < self.n <= self._strip_height
         if max(self.n, self.m) > SQUARE or self.n * self.m > self.plan.tile or not self.n:
             return False
         alone = self.shared is None and self.pool is None and self.pairs.towers is None
         return alone and 5 * self.n * self.m * self.like.element_size() <= self.plan.budget
+
+    @property
+    def _strip_height(self) -> int:
+        """Rows of which a strip function can keep some dozen temporaries."""
+        row_bytes = self.m * self.like.element_size() * self.x.raw.shape[0] // max(1, self.n)
+        return max(1, self.plan.budget // (12 * max(1, row_bytes)))
 
     def _finish_rows(self, part: slice) -> None:
         """All products of these rows are in: turn their gradient into that by the caller's tensor."""
@@ -291,10 +299,7 @@ class _Run:
     def _groups(self) -> Iterator[_Group]:
         """Cut the rows into groups, and these into tiles."""
         if isinstance(self.spec, StripSpec):
-            # A strip function keeps some dozen temporaries of its strip.
-            row_bytes = self.m * self.like.element_size() * len(self.x.raw) // max(1, self.n)
-            height = max(1, self.plan.budget // (12 * max(1, row_bytes)))
-            yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, height))
+            yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, self._strip_height))
         elif self.plan.same:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
             if towers is None:
@@ -430,8 +435,8 @@ class _Run:
         sides = cut(a, rows) if isinstance(a, Tensor) else a, cut(b, rows) if isinstance(b, Tensor) else b
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
-            of_positives, of_negatives = (active_side(self.pairs, a, self.weights.weight) for a in state.active())
-            sides = of_positives, of_negatives
+            of_positives, of_negatives = state.active()
+            sides = self.weights.over_active(of_positives), self.weights.over_active(of_negatives)
         counted = None if self.weights.counted is None else cut(self.weights.counted, rows)
         losses = state.finish(cut(self.weights.pull, rows), counted, sides)
         if isinstance(state, HardestRows):
@@ -513,7 +518,7 @@ class _Run:
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
         s = self._similarities(i, j)
         masks = self.pairs.masks(rows)
-        parameters = [p[rows].detach() for p in self.parameters]
+        parameters = [cut(p, rows).detach() for p in self.parameters]
         wanted = any(self.needs)
         with torch.set_grad_enabled(wanted):
             inputs = [t.requires_grad_(wanted) for t in (s, *parameters)]
@@ -522,9 +527,12 @@ class _Run:
             if not wanted:
                 return losses
             g, *by_parameter = torch.autograd.grad(
-                losses, inputs, self.weights.pull[rows], allow_unused=True, materialize_grads=True
+                losses, inputs, cut(self.weights.pull, rows), allow_unused=True, materialize_grads=True
             )
-        self._add_products(i, j, g)
+        if self.one_tile and self.y is self.x:  # H = G + G^T turns products 2 and 3 into one
+            self.grad_x = torch.mm(g + g.t(), self.x.block(i)) if self.wanted[0] else None
+        else:
+            self._add_products(i, j, g)
         for grads, grad in zip(self.grad_parameters, by_parameter, strict=True):
             if grads is not None:
                 grads[rows] = grad
@@ -534,15 +542,19 @@ class _Run:
         if spec.average == "sides":
             factor, one = self.weights.sides
             assert isinstance(factor, Tensor)
-            losses = result[0] * factor[rows] + result[1] * one
+            losses = result[0] * cut(factor, rows) + result[1] * one
         elif spec.average == "active":
-            count = result[1].detach()
-            self.active.append((count * self.weights.weight[rows]).sum())
+            self.active.append(result[1].detach())
             losses = result[0]  # the number of active terms in all rows divides it, in the end
         else:
             assert isinstance(result, Tensor)
             losses = result
-        return only(None if self.weights.counted is None else self.weights.counted[rows], losses)
+        return only(None if self.weights.counted is None else cut(self.weights.counted, rows), losses)
+
+
+def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+    """What every group has of its rows, (N,)."""
+    return parts[0] if len(parts) == 1 else torch.cat([like.new_zeros(0), *parts])
 
 
 def _with_product(total: Tensor | None, part: slice, a: Tensor, b: Tensor, first: bool = False) -> Tensor:

@@ -88,14 +88,18 @@ class LiftedStructureLoss(WholeBatchLoss):
             over_negatives(Distance("l2", -1, self.neg_margin), "identity"), pairs, embeddings, None, reduction="none"
         )
         push, (x, _) = ordered(push, pairs.row_order), in_order(pairs, embeddings, None)
-        total, number = self.zero(x), 0
+        parts, number = [], 0
         once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
         for i, j in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=once):
-            some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
-            i, j = i[some], j[some]
-            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
-            total = total + checkpoint(self._of_pairs, x, push, i, j, use_reentrant=False)
-            number += len(i)
+            if not pairs.complete:
+                some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
+                i, j = i[some], j[some]
+            parts.append((x, push, i, j))
+            number += i.shape[0]
+        if len(parts) == 1:
+            total = self._of_pairs(*parts[0])
+        else:  # computed again for the gradient: the vectors of all positive pairs would not be bounded
+            total = sum((checkpoint(self._of_pairs, *part, use_reentrant=False) for part in parts), self.zero(x))
         return total / (2 * max(1, number))
 
     def _of_pairs(self, x: Tensor, push: Tensor, i: Tensor, j: Tensor) -> Tensor:

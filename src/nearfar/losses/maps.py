@@ -32,7 +32,8 @@ class Map(Protocol):
 def through(function: Map, s: Tensor, n: Tensor | None = None) -> Tensor:
     """The map under autograd, with the slopes that it states, which need not be its derivatives."""
     value, slope, norm_slope = function.slopes(s.detach(), None if n is None else n.detach())
-    value = value + slope * (s - s.detach())
+    nothing = s - s.detach()
+    value = torch.addcmul(value, slope, nothing) if isinstance(slope, Tensor) else value.add(nothing, alpha=slope)
     return value if n is None or norm_slope is None else value + norm_slope * (n - n.detach())
 
 
@@ -45,15 +46,20 @@ class Linear:
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        if self.offset:
-            return torch.add(_number(self.offset, s), s, alpha=self.scale, out=out)  # one pass, not two
-        # A number costs a small tile more than the pass over it.
-        if self.scale == -1:
-            return torch.neg(s, out=out)
-        return s.clone() if self.scale == 1 and out is None else torch.mul(s, self.scale, out=out)
+        return _linear(s, self.scale, self.offset, out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         return self.value(s, out=out), self.scale, None
+
+
+def _linear(s: Tensor, scale: float, offset: float, out: Tensor | None = None) -> Tensor:
+    """scale * s + offset, a fresh tensor."""
+    if offset:
+        return torch.add(_number(offset, s), s, alpha=scale, out=out)  # one pass, not two
+    # A number costs a small tile more than the pass over it.
+    if scale == -1:
+        return torch.neg(s, out=out)
+    return s.clone() if scale == 1 and out is None else torch.mul(s, scale, out=out)
 
 
 @dataclass(frozen=True)
@@ -221,19 +227,23 @@ class Distance:
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if self.kind == "l2":
-            return _euclidean(s).mul_(self.sign).add_(self.offset)
+            return self._signed(_euclidean(s))
         scale = 2 if self.kind == "squared_l2" else 1
-        return s.mul(-scale * self.sign).add_(scale * self.sign + self.offset)
+        return _linear(s, -scale * self.sign, scale * self.sign + self.offset)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         if self.kind == "l2":
             distance = _euclidean(s)
-            return distance * self.sign + self.offset, distance.reciprocal().mul_(-self.sign), None
+            slope = distance.reciprocal()
+            return self._signed(distance), slope.neg_() if self.sign == 1 else slope, None
         return self.value(s), (-2.0 if self.kind == "squared_l2" else -1.0) * self.sign, None
+
+    def _signed(self, distance: Tensor) -> Tensor:
+        return distance if self.sign == 1 and not self.offset else _linear(distance, self.sign, self.offset)
 
 
 def _euclidean(s: Tensor) -> Tensor:
-    return s.mul(-2).add_(2).clamp_min_(4 * torch.finfo(s.dtype).eps).sqrt_()
+    return _linear(s, -2.0, 2.0).clamp_min_(4 * torch.finfo(s.dtype).eps).sqrt_()
 
 
 @dataclass(frozen=True)
@@ -291,11 +301,16 @@ class ShiftedHinge:
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return s.sub(self.border).mul_(self.sign).clamp_min_(0).square_()
+        return beyond(s, self.border, self.sign).square_()
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        hinge = s.sub(self.border).mul_(self.sign).clamp_min_(0)
-        return hinge.square(), hinge.mul_(2 * self.sign).add_(self.drift), None
+        hinge = beyond(s, self.border, self.sign)
+        return hinge.square(), torch.add(self.drift, hinge, alpha=2 * self.sign, out=hinge), None
+
+
+def beyond(s: Tensor, border: Tensor, sign: int) -> Tensor:
+    """[sign * (s - border)]_+."""
+    return (s - border if sign > 0 else border - s).clamp_min_(0)
 
 
 @dataclass(frozen=True)

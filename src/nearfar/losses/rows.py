@@ -21,7 +21,6 @@ from nearfar.losses.maps import softplus
 from nearfar.losses.pairs import Pairs, TilePairs
 from nearfar.losses.ranks import Ranks
 from nearfar.losses.spec import LossSpec
-from nearfar.losses.spread import over_all_rows
 from nearfar.losses.weights import Sides, only
 
 FEW = 2**12  # exponentials of which none need be left out for being small
@@ -388,7 +387,7 @@ class GatheredRows:
         held = self._hold(view, gradient=view.keep)
         if view.keep:
             view.held, view.s = held, view.s if view.keep_s else None
-        if self.spec.combine != "each":
+        if self.spec.combine in ("joint", "split"):
             self.collect_positives(view)
 
     def collect_positives(self, view: View) -> None:
@@ -403,7 +402,7 @@ class GatheredRows:
         self.highest_negative = ranks.max(self.highest_negative)
 
     def _exchange_sums(self, ranks: Ranks) -> None:
-        exchange([self.negative, self.positive], ranks)
+        exchange([self.negative, self.positive] if self.spec.combine != "negatives" else [self.negative], ranks)
 
     def _exchange_each(self, ranks: Ranks) -> None:
         self._of_each_positive().exchange(ranks)
@@ -478,6 +477,9 @@ class GatheredRows:
         if self.each is not None:
             by_p = 1.0
             losses, by_n = self.each.gathered
+        elif self.spec.combine == "negatives":
+            losses, by_n = activate(self.spec.act, self.negative.value())
+            by_p = by_n
         elif self.spec.combine == "joint":
             losses, by_p = activate(self.spec.act, self.positive.value() + self.negative.value())
             by_n = by_p
@@ -491,7 +493,8 @@ class GatheredRows:
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
         pull_p = times(weight, only(counted, by_p))
         self.negative.hand_out(pull_p if _alike(by_p, by_n) else times(weight, only(counted, by_n)))
-        (self.each or self.positive).hand_out(pull_p)
+        if self.spec.combine != "negatives":
+            (self.each or self.positive).hand_out(pull_p)
         return only(counted, losses)
 
     def active(self) -> tuple[Tensor, Tensor]:
@@ -506,7 +509,7 @@ class GatheredRows:
         pull = times(self.negative.pull(view.place(view.rows)), held.scale * scales[1])
         # What is in store is left there: its memory may be where the product of `g` goes.
         g = held.g.mul_(pull) if view.store is None else torch.mul(held.g, pull, out=view.scratch)
-        if view.pairs is None:
+        if view.pairs is None or self.spec.combine == "negatives":
             return g, None
         positives = view.positives or self._hold_positives(view, view.pairs)
         pull = times((self.each or self.positive).pull(view.place(view.listing)), positives.scale * scales[0])
@@ -518,12 +521,6 @@ class GatheredRows:
             by_listed = pull.expand_as(columns) if positives.g is None else positives.g * pull
             (g if rows is None else g[rows]).scatter_add_(1, columns, by_listed)
         return g, None if positives.by_norm is None else positives.by_norm * pull
-
-
-def active_side(pairs: Pairs, active: Tensor, weight: Tensor) -> Tensor:
-    """sum of the weights / weighted number of active pairs: what makes the mean one over the latter."""
-    weights, total = over_all_rows(pairs, torch.stack([weight.sum(), (active * weight).sum()]))
-    return torch.where(total > 0, weights / total, 0)
 
 
 ELSEWHERE = -1  # the column of a hardest pair that another rank has

@@ -3,7 +3,7 @@
     u_rc = f_p(s_rc)  for positive pairs        v_rc = f_n(s_rc)  for negative pairs
     P_r  = A_p { u_rc }                          N_r  = A_n { v_rc }
     joint:  l_r = act(P_r + N_r)                 split:  l_r = k_p a act(P_r) + k_n b act(N_r)
-    each:   l_r = mean over positives of act(u_rc + N_r)
+    each:   l_r = mean over positives of act(u_rc + N_r)        negatives:  l_r = act(N_r)
 
 and the loss is an average of l_r over rows. (Specs are named tuples: one is made every step, and a frozen dataclass
 takes six times as long.)
@@ -28,7 +28,7 @@ class LossSpec(NamedTuple):
         positive, negative: the maps f_p and f_n.
         gather: A_p and A_n. "max" keeps the hardest pair: the least similar positive, the most similar negative;
             "min", for positives, the most similar, and "softmin" its smooth form, −log Σ exp(−u).
-        combine: "joint", "split" or "each", see above.
+        combine: "joint", "split", "each" or "negatives", see above.
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
         others: A_n runs over the positives too (SupCon's denominator).
@@ -47,7 +47,7 @@ class LossSpec(NamedTuple):
     positive: Map
     negative: Map
     gather: tuple[Gather, Gather] = ("lse", "lse")
-    combine: Literal["joint", "split", "each"] = "joint"
+    combine: Literal["joint", "split", "each", "negatives"] = "joint"
     act: Literal["softplus", "relu", "identity"] = "softplus"
     side_scale: tuple[float, float] = (1.0, 1.0)
     others: bool = False
@@ -63,16 +63,7 @@ def over_negatives(
     negative: Map, act: Literal["softplus", "identity"], normalize: tuple[bool, bool] = (True, True)
 ) -> LossSpec:
     """l_r = act(log Σ_n exp f_n(s_n)): a row's negatives alone, for losses that put more than rows together."""
-    return LossSpec(
-        positive=Linear(0.0),
-        negative=negative,
-        gather=("sum", "lse"),
-        combine="split",
-        act=act,
-        side_scale=(0.0, 1.0),
-        average="all",
-        normalize=normalize,
-    )
+    return LossSpec(Linear(), negative, combine="negatives", act=act, average="all", normalize=normalize)
 
 
 class StripSpec(NamedTuple):

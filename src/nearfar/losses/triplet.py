@@ -143,16 +143,20 @@ def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[
     """In how many active triplets each positive (b, K) and each negative (b, M) is: d_n < d_p + margin; of the
     semi-hard ones d_p < d_n, too. What is none has a distance of -inf or inf.
     """
-    further, of_positives, of_negatives = d_n.unsqueeze(1), [], torch.zeros_like(d_n)
-    for some in torch.split(d_p, max(1, TOGETHER // max(1, d_n.numel())), 1):
-        nearer = some.unsqueeze(2)
-        active = further < nearer + margin
-        if semihard:
-            active &= nearer < further
-        number = active.to(d_n.dtype)  # booleans are slow to add
-        of_positives.append(number.sum(2))
-        of_negatives += number.sum(1)
-    return torch.cat(of_positives, 1), of_negatives
+    together = max(1, TOGETHER // max(1, d_n.numel()))
+    if d_p.shape[1] > together:
+        of_positives, of_negatives = [], torch.zeros_like(d_n)
+        for some in torch.split(d_p, together, 1):
+            numbers = _compared(some, d_n, margin, semihard)
+            of_positives.append(numbers[0])
+            of_negatives += numbers[1]
+        return torch.cat(of_positives, 1), of_negatives
+    nearer, further = d_p.unsqueeze(2), d_n.unsqueeze(1)
+    active = further < nearer + margin
+    if semihard:
+        active &= nearer < further
+    number = active.to(d_n.dtype)  # booleans are slow to add
+    return number.sum(2), number.sum(1)
 
 
 def _sorted(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:

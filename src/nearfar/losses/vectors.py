@@ -39,8 +39,8 @@ def unit(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
     """The vectors stretched to a length, differentiable. A zero vector has no direction: it stays zero, and so does its
     gradient.
     """
-    norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return vectors * (length / torch.where(norm > 0, norm, math.inf))
+    inverse = _inverse(torch.linalg.vector_norm(vectors, dim=1, keepdim=True))
+    return vectors * (inverse if isinstance(length, float) and length == 1 else inverse * length)
 
 
 def _inverse(norms: Tensor, out: Tensor | None = None) -> Tensor:

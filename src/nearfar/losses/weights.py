@@ -47,7 +47,7 @@ class RowWeights:
 
     def __init__(self, plan: "Plan", like: Tensor, upstream: Tensor | None = None):
         average, pairs, dtype = plan.spec.average, plan.pairs, like.dtype
-        self.n, self.like, self.reduction = pairs.rows, like, plan.reduction
+        self.n, self.like, self.reduction, self._pairs = pairs.rows, like, plan.reduction, pairs
         known = None if pairs.spread is None else pairs.spread.total
         self.counted: Tensor | None = None
         if not pairs.complete and average in ("both", "pairs", "positive"):
@@ -82,6 +82,17 @@ class RowWeights:
     def weight(self) -> Tensor:
         """(N,) the caller's weights."""
         return self.like.new_ones(self.n) if self._given is None else self._given
+
+    def over_active(self, active: Tensor) -> Tensor:
+        """Of (N,) how many terms of the rows are active: the sum of the weights / the weighted number of these terms,
+        which makes the mean over rows one over terms; 0 if none is.
+        """
+        weights: Tensor | int = self.n
+        total = active.sum()
+        if self._given is not None or self._pairs.spread is not None:
+            sums = torch.stack([self.weight.sum(), torch.dot(self.weight, active)])
+            weights, total = over_all_rows(self._pairs, sums)
+        return torch.div(weights, total).nan_to_num_(0, 0)
 
     @property
     def of_columns(self) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearfar.losses.loss import Loss
 from nearfar.losses.pairs import Pairs
-from nearfar.losses.vectors import blocks, unit
+from nearfar.losses.vectors import blocks, cut, unit
 from nearfar.losses.weights import ordered
 
 MASKED = 2**24  # pairs looked through together
@@ -41,12 +41,11 @@ def positive_pairs(pairs: Pairs, size: int, above_diagonal: bool) -> Iterator[tu
     """
     mask_rows = max(1, MASKED // max(1, int(pairs.columns)))
     for part in blocks(pairs.rows, mask_rows):
-        i, j = pairs.masks(part)[0].nonzero(as_tuple=True)
-        i = i + part.start
-        if above_diagonal:
-            i, j = i[i < j], j[i < j]
-        if len(i):
-            yield from zip(torch.split(i, max(1, size)), torch.split(j, max(1, size)), strict=True)
+        positive = pairs.masks(part)[0]
+        i, j = (positive.triu_(part.start + 1) if above_diagonal else positive).nonzero(as_tuple=True)
+        i = i + part.start if part.start else i
+        for some in blocks(i.shape[0], size):
+            yield cut(i, some), cut(j, some)
 
 
 class WholeBatchLoss(Loss):
