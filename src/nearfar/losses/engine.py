@@ -407,6 +407,10 @@ class _Run:
         view.keep = self._wants_tiles and isinstance(state, GatheredRows)
         for look, _ in state.sweeps:
             look(view)
+            if isinstance(state, GatheredRows) and state.idle:
+                self.grad_x = torch.zeros_like(self.x.block(rows)) if self.wanted[0] else None
+                self.grad_y = torch.zeros_like(self.y.block(columns)) if self.wanted[1] else None
+                return self._zeros((self.n,))
         return self._finish_group(spec, state, rows, [((rows, columns), [view])])
 
     def _group(self, group: _Group, spec: LossSpec) -> Tensor:

@@ -21,8 +21,10 @@ from nearfar.losses.maps import softplus
 from nearfar.losses.pairs import Pairs, TilePairs
 from nearfar.losses.ranks import Ranks
 from nearfar.losses.spec import LossSpec
+from nearfar.losses.vectors import cut
 from nearfar.losses.weights import Sides, only
 
+SLACK = 1e-3  # of similarities: nearer to the border of the mining, one cannot be sure without a closer look
 FEW = 2**12  # exponentials of which none need be left out for being small
 
 
@@ -211,11 +213,6 @@ class SoftMin(LogSumExp):
         return -super().value()
 
 
-def _sum(v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
-    """Of one column, that column."""
-    return v.squeeze(dim) if out is None and v.shape[dim] == 1 else torch.sum(v, dim, out=out)
-
-
 class Sum:
     """sum_c v_rc, and, if asked to count, how many terms of it are not zero; the mean, if `number` is given."""
 
@@ -229,7 +226,7 @@ class Sum:
 
     def gather(self, place: Place | None, v: Tensor) -> None:
         """Take in the values `v` (b, t) of a tile, which stay as they are: the derivatives are 1."""
-        self.totals.put(place, _sum, v)
+        self.totals.put(place, torch.sum, v)
         if self.counts is not None:
             self.counts.set(place, torch.count_nonzero(v, dim=1).to(v.dtype))
 
@@ -256,6 +253,16 @@ class Sum:
 
     def pull(self, place: Place | None) -> Tensor:
         return _of_rows(self._pull, place)
+
+
+class Single(Sum):
+    """The one value that a row has, which is not written to any more."""
+
+    def gather(self, place: Place | None, v: Tensor) -> None:
+        if place is None and self.counts is None:
+            self.totals.set(None, v.squeeze(1))
+        else:
+            super().gather(place, v)
 
 
 def _of_rows(pull: Tensor, place: Place | None) -> Tensor:
@@ -349,13 +356,15 @@ class GatheredRows:
         else:
             self.negative = Sum(lines, n, like, count=count)
         self.positive: LogSumExp | Sum
-        # Of one value all of these are that value, and the sum is the cheapest.
-        how = "sum" if pairs.one_positive and spec.mining is None else spec.gather[0]
-        if how in ("lse", "softmin"):
-            self.positive = (LogSumExp if how == "lse" else SoftMin)(lines, n, like, full)
+        if pairs.one_positive and spec.mining is None:  # lse, sum and mean of one value are that value
+            self.positive = Single(lines, n, like, count=count)
+        elif spec.gather[0] in ("lse", "softmin"):
+            self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(lines, n, like, full)
         else:
-            self.positive = Sum(lines, n, like, pairs.positives[rows] if how == "mean" else None, count)
+            number = cut(pairs.positives, rows) if spec.gather[0] == "mean" else None
+            self.positive = Sum(lines, n, like, number, count)
         self.each: EachPositive | None = None
+        self.idle = False  # whether it is known that mining leaves no pair
         if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
             self.highest_negative = like.new_full((n,), -math.inf)
@@ -373,14 +382,22 @@ class GatheredRows:
     def find_extremes(self, view: View) -> None:
         """The least similar positive and the most similar negative, for the mining."""
         assert view.s is not None
-        s = view.s
+        s, lowest = view.s, None
         if view.pairs is not None and view.listed is not None:
             listed, vacant = view.listed, view.pairs.vacant
-            listed = listed if vacant is None else listed.masked_fill(vacant, math.inf)
-            lowest = self.lowest_positive[view.listing]
-            torch.minimum(lowest, listed.amin(1), out=lowest)
+            lowest = (listed if vacant is None else listed.masked_fill(vacant, math.inf)).amin(1)
             s = view.pairs.hide(s.clone(), -math.inf)
-        self.highest_negative[view.rows] = torch.maximum(self.highest_negative[view.rows], s.amax(1))
+        highest = s.amax(1)
+        if view.line is None and lowest is not None:
+            self.lowest_positive, self.highest_negative = lowest, highest
+            if s.device.type == "cpu":  # elsewhere one would have to wait for the answer
+                assert self.spec.mining is not None
+                self.idle = bool((lowest - highest > self.spec.mining + SLACK).all())
+            return
+        if lowest is not None:
+            so_far = self.lowest_positive[view.listing]
+            torch.minimum(so_far, lowest, out=so_far)
+        self.highest_negative[view.rows] = torch.maximum(self.highest_negative[view.rows], highest)
 
     def collect(self, view: View) -> None:
         """P and N."""
@@ -417,8 +434,8 @@ class GatheredRows:
         assert s is not None
         if self.spec.mining is not None:
             # A row's threshold as one at zero, which is a cheap pass; -inf passes through the (linear) map.
-            floor = self.lowest_positive[view.rows] - self.spec.mining
-            floor = floor.clamp_max_(torch.finfo(s.dtype).max)[:, None]
+            floor = cut(self.lowest_positive, view.rows) - self.spec.mining
+            floor = floor.clamp_max_(torch.finfo(s.dtype).max).unsqueeze(1)
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
@@ -450,7 +467,7 @@ class GatheredRows:
             u.add_(view.log_weight if pairs.columns is None else view.log_weight[pairs.columns])
         left_out = pairs.vacant
         if self.spec.mining is not None:
-            easy = s >= (self.highest_negative[view.listing] + self.spec.mining)[:, None]
+            easy = s >= (cut(self.highest_negative, view.listing) + self.spec.mining).unsqueeze(1)
             left_out = easy if left_out is None else left_out | easy
         if left_out is not None:
             u.masked_fill_(left_out, self.positive.empty)
