@@ -34,18 +34,20 @@ def evaluate(
     weights = RowWeights(plan, rows.new_empty(0, dtype=dtype))
     masks = pairs.masks(slice(0, len(x)))
     penalty = None
+    losses: Tensor
     if isinstance(spec, StripSpec):
         extra = [ordered(p, pairs.row_order) for p in parameters]
         if spec.anchors == "proxies":
             weight = plan.column_weight
             extra.append(s.new_zeros(len(y)) if weight is None else ordered(weight, pairs.column_order).log())
         result = spec.function(s, *masks, *extra)
+        if spec.closed:
+            result = _with_slopes(result, s, extra)
         if spec.average == "sides":
             losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
         elif spec.average == "active":
             losses = result[0] * weights.over_active(result[1].detach())
         else:
-            assert isinstance(result, Tensor)
             losses = result
     else:
         pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
@@ -61,6 +63,15 @@ def evaluate(
         return restored(losses * weights.weight, pairs.row_order)
     loss = losses @ weights.pull
     return loss if penalty is None else loss + penalty * weights.of_columns
+
+
+def _with_slopes(result: tuple[Tensor, Tensor, list[Tensor]], s: Tensor, extra: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """A strip function's sums under autograd, with the slopes that it states."""
+    sums, number, (slope, *slopes) = result
+    losses = sums.detach() + (slope.detach() * (s - s.detach())).sum(1)
+    for by, parameter in zip(slopes, extra, strict=True):
+        losses = losses + by.detach() * (parameter - parameter.detach())
+    return losses, number
 
 
 def _penalty(pool: Pool, columns: Tensor) -> Tensor | None:

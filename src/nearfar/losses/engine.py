@@ -107,7 +107,7 @@ class _Evaluate(torch.autograd.Function):
             losses, _ = _Run(plan, tensors, (False,) * len(tensors)).run()
             ctx.save_for_backward(*tensors)
             return losses
-        losses, grads = _Run(plan, tensors, tuple(wanted and need for need in ctx.needs_input_grad[2:])).run()
+        losses, grads = _Run(plan, tensors, ctx.needs_input_grad[2:] if wanted else (False,) * len(tensors)).run()
         ctx.save_for_backward(*grads)
         return losses
 
@@ -176,6 +176,7 @@ class _Run:
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, self.like, upstream)
         self.penalty: Tensor | None = None  # of the columns alone
+        self.idle = False  # no pair has a gradient
         self.active: list[Tensor] = []  # the numbers of active terms that strip functions report
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
@@ -215,14 +216,15 @@ class _Run:
 
     def run(self) -> tuple[Tensor, Grads]:
         losses = self._losses()
-        if not (self.overwritten and self._wants_tiles):  # else every part was finished as soon as it was complete
+        # Where tiles are overwritten, every part was finished as soon as it was complete.
+        if not self.idle and not (self.overwritten and self._wants_tiles):
             self._finish_rows(slice(0, len(self.x.raw)))
             for part in blocks(self.m, self.per_class * WIDEST):
                 self._finish_columns(part)
         grads, penalty = self._gradients(), self.penalty
         if self.pool is not None and self.shared is not None:
             penalty = self.shared.ranks.sum(self._zeros(()) if penalty is None else penalty)
-        if isinstance(self.spec, StripSpec) and self.spec.average == "active":
+        if isinstance(self.spec, StripSpec) and self.spec.average == "active" and not self.idle:
             scale = self.weights.over_active(_joined(self.active, self.like))
             losses = losses * scale
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
@@ -408,8 +410,7 @@ class _Run:
         for look, _ in state.sweeps:
             look(view)
             if isinstance(state, GatheredRows) and state.idle:
-                self.grad_x = torch.zeros_like(self.x.block(rows)) if self.wanted[0] else None
-                self.grad_y = torch.zeros_like(self.y.block(columns)) if self.wanted[1] else None
+                self._nothing()
                 return self._zeros((self.n,))
         return self._finish_group(spec, state, rows, [((rows, columns), [view])])
 
@@ -517,22 +518,28 @@ class _Run:
                 self.grad_y.index_add_(0, columns, self.x.block(rows) * pull)
 
     def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
-        """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time."""
+        """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time, unless
+        it says it itself.
+        """
         k = spec.vectors_per_class if spec.anchors == "proxies" else 1
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
         s = self._similarities(i, j)
         masks = self.pairs.masks(rows)
         parameters = [cut(p, rows).detach() for p in self.parameters]
-        wanted = any(self.needs)
-        with torch.set_grad_enabled(wanted):
-            inputs = [t.requires_grad_(wanted) for t in (s, *parameters)]
-            extra = [*parameters, *self.column_parameters]
-            losses = self._strip_losses(spec, rows, spec.function(s, *masks, *extra))
+        wanted, pull = any(self.needs), cut(self.weights.pull, rows)
+        with torch.set_grad_enabled(wanted and not spec.closed):
+            inputs = [t.requires_grad_(torch.is_grad_enabled()) for t in (s, *parameters)]
+            result = spec.function(s, *masks, *parameters, *self.column_parameters)
+            losses = self._strip_losses(spec, rows, result)
+            if self._is_idle(spec):
+                self._nothing()
+                return losses.detach()
             if not wanted:
                 return losses
-            g, *by_parameter = torch.autograd.grad(
-                losses, inputs, cut(self.weights.pull, rows), allow_unused=True, materialize_grads=True
-            )
+            if spec.closed:
+                g, *by_parameter = (slope.mul_(pull if slope.ndim == 1 else pull.unsqueeze(1)) for slope in result[2])
+            else:
+                g, *by_parameter = torch.autograd.grad(losses, inputs, pull, allow_unused=True, materialize_grads=True)
         if self.one_tile and self.y is self.x:  # H = G + G^T turns products 2 and 3 into one
             self.grad_x = torch.mm(g + g.t(), self.x.block(i)) if self.wanted[0] else None
         else:
@@ -542,7 +549,21 @@ class _Run:
                 grads[rows] = grad
         return losses.detach()
 
-    def _strip_losses(self, spec: StripSpec, rows: slice, result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    def _is_idle(self, spec: StripSpec) -> bool:
+        """Whether it is known that no term is active. Elsewhere than here one would have to wait for the answer."""
+        if not self.one_tile or spec.average != "active" or self.like.device.type != "cpu":
+            return False
+        return not bool(self.active[0].any())
+
+    def _nothing(self) -> None:
+        """All gradients are zero."""
+        self.idle = True
+        self.grad_x = torch.zeros_like(self.x.raw, dtype=self.like.dtype) if self.wanted[0] else None
+        if self.y is not self.x:
+            self.grad_y = torch.zeros_like(self.y.raw, dtype=self.like.dtype) if self.wanted[1] else None
+
+    def _strip_losses(self, spec: StripSpec, rows: slice, result: Any) -> Tensor:
+        losses: Tensor
         if spec.average == "sides":
             factor, one = self.weights.sides
             assert isinstance(factor, Tensor)
@@ -551,7 +572,6 @@ class _Run:
             self.active.append(result[1].detach())
             losses = result[0]  # the number of active terms in all rows divides it, in the end
         else:
-            assert isinstance(result, Tensor)
             losses = result
         return only(None if self.weights.counted is None else cut(self.weights.counted, rows), losses)
 

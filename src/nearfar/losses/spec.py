@@ -10,9 +10,7 @@ takes six times as long.)
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
-
-from torch import Tensor
+from typing import Any, Literal, NamedTuple
 
 from nearfar.losses.maps import Linear, Map
 from nearfar.losses.pools import Pool
@@ -74,13 +72,16 @@ class StripSpec(NamedTuple):
             similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
             Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
             For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
+        closed: of average "active": the function also gives the slopes of the sums by the similarities (b, M) and by
+            each parameter (b,), in a list. Nothing of it is differentiated then.
         average, anchors, normalize: as in `LossSpec`.
         vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
             class where `s` has K.
     """
 
-    function: Callable[..., Tensor | tuple[Tensor, Tensor]]
+    function: Callable[..., Any]
     average: Average = "both"
     normalize: tuple[bool, bool] = (True, True)
     anchors: Literal["samples", "proxies"] = "samples"
     vectors_per_class: int = 1
+    closed: bool = False

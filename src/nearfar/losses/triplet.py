@@ -16,6 +16,7 @@ from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.tuples import Triplets, TuplePairs
 
+FEW = 2**15  # triplets that are compared without a table of the positives
 TOGETHER = 2**20  # triplets that are looked at together
 MANY = 64  # positives of a row: with so many, sorting its negatives is less work than comparing all triplets
 MININGS = ("batch_hard", "easy_positive", "all", "semihard")
@@ -64,7 +65,9 @@ class TripletMarginLoss(Loss):
 
     def spec(self) -> LossSpec | StripSpec:
         if self.mining in ("all", "semihard"):
-            return StripSpec(self._smooth_triplets if self.smooth_loss else self._triplets, average="active")
+            if self.smooth_loss:
+                return StripSpec(self._smooth_triplets, average="active")
+            return StripSpec(self._triplets, average="active", closed=True)
         return LossSpec(
             positive=Distance(self.distance, 1),
             negative=Distance(self.distance, -1, self.margin),
@@ -104,21 +107,29 @@ class TripletMarginLoss(Loss):
         zeros = torch.zeros_like(s[:, 0])
         return zeros.index_add(0, row, losses), zeros.index_add(0, row, (losses > 0).to(s.dtype))
 
-    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum and the number of the active triplets, without forming them.
+    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The sum and the number of the active triplets, without forming them, and the slopes of the sum.
 
         The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
-        distance = through(Distance(self.distance), s)
-        with torch.no_grad():
+        distance, slope, _ = Distance(self.distance).slopes(s)
+        d_n = distance.masked_fill(~negative, torch.inf)
+        if s.numel() * s.shape[1] <= FEW:  # every column has a slot
+            of_positives, of_negatives = self._active(distance.masked_fill(~positive, -torch.inf), d_n)
+            factor = of_positives - of_negatives
+        else:
             columns, filled = table_of(positive)
-            d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
-            d_n = distance.masked_fill(~negative, torch.inf)
-            active = _compared if columns.shape[1] < MANY else _sorted
-            of_positives, of_negatives = active(d_p, d_n, self.margin, self.mining == "semihard")
-            number = of_positives.sum(1)
+            of_positives, of_negatives = self._active(
+                distance.gather(1, columns).masked_fill_(~filled, -torch.inf), d_n
+            )
             factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
-        return (distance * factor).sum(1) + self.margin * number, number
+        number = of_positives.sum(1)
+        sums = torch.add((distance * factor).sum(1), number, alpha=self.margin)
+        return sums, number, [factor.mul_(slope)]
+
+    def _active(self, d_p: Tensor, d_n: Tensor) -> tuple[Tensor, Tensor]:
+        count = _compared if d_p.shape[1] < MANY else _sorted
+        return count(d_p, d_n, self.margin, self.mining == "semihard")
 
     def _smooth_triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         distance = through(Distance(self.distance), s)
@@ -253,13 +264,24 @@ class MarginLoss(Loss):
         return self.nu * self._boundaries(embeddings, labels) if self.nu else None
 
     def spec(self) -> StripSpec:
-        return StripSpec(self._pairs_about if self.sampling == "all" else self._drawn_pairs, average="active")
+        if self.sampling == "all":
+            return StripSpec(self._pairs_about, average="active", closed=True)
+        return StripSpec(self._drawn_pairs, average="active")
 
-    def _pairs_about(self, s: Tensor, positive: Tensor, negative: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor]:
-        distance = through(Distance("l2"), s)
-        over = distance - boundary[:, None]
-        pull, push = torch.relu(self.margin + over) * positive, torch.relu(self.margin - over) * negative
-        return (pull + push).sum(1), ((pull > 0).sum(1) + (push > 0).sum(1)).to(s.dtype)
+    def _pairs_about(
+        self, s: Tensor, positive: Tensor, negative: Tensor, boundary: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        distance, slope, _ = Distance("l2").slopes(s)
+        assert isinstance(slope, Tensor)
+        over = distance.sub_(boundary.unsqueeze(1))
+        pull, push = (
+            (self.margin + over).clamp_min_(0).mul_(positive),
+            (self.margin - over).clamp_min_(0).mul_(negative),
+        )
+        # Of the two at most one is not zero.
+        sums, pulled, pushed = pull.add(push).sum(1), pull.sign_(), push.sign_()
+        direction = pulled - pushed
+        return sums, pulled.add_(pushed).sum(1), [slope.mul_(direction), direction.sum(1).neg_()]
 
     def _drawn_pairs(
         self, s: Tensor, positive: Tensor, negative: Tensor, boundary: Tensor, draw: Tensor, dimension: Tensor
