@@ -14,7 +14,7 @@ from nearfar.losses.engine import Plan
 from nearfar.losses.maps import softplus, through
 from nearfar.losses.pools import Pool
 from nearfar.losses.spec import LossSpec, StripSpec
-from nearfar.losses.vectors import norms, unit
+from nearfar.losses.vectors import at_least_float32, norms, unit
 from nearfar.losses.weights import RowWeights, only, ordered, restored
 
 
@@ -23,9 +23,7 @@ def evaluate(
 ) -> Tensor:
     """As the engine's, by autograd."""
     spec, pairs = plan.spec, plan.pairs
-    dtype = torch.promote_types(
-        rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
-    )
+    dtype = at_least_float32(rows, columns)
     x = ordered(rows, pairs.row_order).to(dtype)
     y = x if columns is None else ordered(columns, pairs.column_order).to(dtype)
     s = (unit(x) if spec.normalize[0] else x) @ (unit(y) if spec.normalize[1] else y).t()

@@ -36,7 +36,7 @@ from nearfar.losses.pairs import Pairs
 from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View, within
 from nearfar.losses.spec import LossSpec, StripSpec
-from nearfar.losses.vectors import WORK, Vectors, blocks, cut
+from nearfar.losses.vectors import WORK, Vectors, at_least_float32, blocks, cut
 from nearfar.losses.weights import RowWeights, only, ordered, restored
 
 # A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
@@ -148,15 +148,23 @@ class _Group:
 class _Run:
     """One evaluation: the prepared vectors, the gradients' accumulators, and the loop."""
 
+    # What few losses have any of.
+    penalty: Tensor | None = None  # of the columns alone
+    idle = False  # whether it is known that no pair has a gradient
+    radial_x: Tensor | None = None
+    radial_y: Tensor | None = None
+    arena: Tensor | None = None
+    grad_bias: Tensor | None = None
+    grad_norm_x: Tensor | None = None
+    grad_norm_y: Tensor | None = None
+
     def __init__(self, plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None = None):
         rows, columns, bias, *parameters = tensors
         assert rows is not None
         if rows.device.type == "cpu":
             keep_freed_memory()
         self.plan, self.spec, self.pairs, self.needs = plan, plan.spec, plan.pairs, needs
-        dtype = torch.promote_types(
-            rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype), torch.float32
-        )
+        dtype = at_least_float32(rows, columns)
         self.norms = norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
         self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype, whole=columns is None)
         self.y = (
@@ -175,8 +183,6 @@ class _Run:
         self.per_class = 1 if self.pool is None else self.pool.size  # columns that the pairs have for one
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.weights = RowWeights(plan, self.like, upstream)
-        self.penalty: Tensor | None = None  # of the columns alone
-        self.idle = False  # no pair has a gradient
         self.active: list[Tensor] = []  # the numbers of active terms that strip functions report
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
@@ -187,17 +193,17 @@ class _Run:
         # Where rows have one tile each, its similarities tell which part of a gradient is along its vector.
         one_each = self.m <= min(SQUARE, plan.tile) and plan.spec.average != "active"
         self.told = one_each and self.overwritten and any(plan.spec.normalize) and self.pool is None and bias is None
-        self.radial_x: Tensor | None = None
-        self.radial_y: Tensor | None = None
-        self.arena: Tensor | None = None
         # Of one tile there is nothing to add to: its products are the gradients.
         added = hardest or not self.one_tile
         self.wanted = needs[0], needs[0] if columns is None else needs[1]
         self.grad_x = self._accumulator(rows) if added and needs[0] else None
         self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if added and needs[1] else None
-        self.grad_bias = self._zeros((self.m,)) if needs[2] else None
-        self.grad_norm_x = self._zeros((self.n,)) if norms and needs[0] else None
-        self.grad_norm_y = self._zeros((self.m,)) if norms and not plan.spec.normalize[1] and needs[1] else None
+        if needs[2]:
+            self.grad_bias = self._zeros((self.m,))
+        if norms and needs[0]:
+            self.grad_norm_x = self._zeros((self.n,))
+        if norms and needs[1] and not plan.spec.normalize[1]:
+            self.grad_norm_y = self._zeros((self.m,))
         self.parameters = [ordered(p, self.pairs.row_order).to(dtype) for p in parameters if p is not None]
         self.grad_parameters = [
             torch.zeros_like(p) if need else None for p, need in zip(self.parameters, needs[3:], strict=True)
@@ -253,7 +259,7 @@ class _Run:
             return 0 < self.n <= self._strip_height
         if max(self.n, self.m) > SQUARE or self.n * self.m > self.plan.tile or not self.n:
             return False
-        alone = self.shared is None and self.pool is None and self.pairs.towers is None
+        alone = self.shared is None and self.pairs.towers is None
         return alone and 5 * self.n * self.m * self.like.element_size() <= self.plan.budget
 
     @property
@@ -403,10 +409,16 @@ class _Run:
 
     def _at_once(self, spec: LossSpec) -> Tensor:
         """The losses of rows and columns that make one tile, which takes nothing of what cuts and keeps several."""
-        rows, columns = slice(0, self.n), slice(0, self.m)
-        state = self._state(spec, rows, 1)
-        view = self.view(self._similarities(rows, columns), rows, columns)
-        view.keep = self._wants_tiles and isinstance(state, GatheredRows)
+        rows, columns = slice(0, self.n), slice(0, self.m // self.per_class)
+        state, wanted = self._state(spec, rows, 1), self._wants_tiles
+        s = self._similarities(rows, slice(0, self.m))
+        planes = shares = None
+        if self.pool is not None:
+            planes = s.view(self.n, -1, self.per_class).permute(2, 0, 1)
+            s, shares = self.pool.gather(planes, None) if wanted else (self.pool.value(planes), None)
+        view = self.view(s, rows, columns)
+        view.planes, view.shares = planes, shares
+        view.keep = wanted and isinstance(state, GatheredRows)
         for look, _ in state.sweeps:
             look(view)
             if isinstance(state, GatheredRows) and state.idle:
@@ -477,9 +489,13 @@ class _Run:
         else:
             assert views[0].shares is not None and views[0].planes is not None
             planes = views[0].planes
-            self.pool.expand(_as_it_lies(g), views[0].shares, out=_as_it_lies(planes))
-            for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
-                self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
+            if self.one_tile:  # the planes lie between each other
+                self.pool.expand(g, views[0].shares, out=planes)
+                self._add_products(i, slice(0, self.m), planes.permute(1, 2, 0).view(self.n, self.m))
+            else:
+                self.pool.expand(_as_it_lies(g), views[0].shares, out=_as_it_lies(planes))
+                for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
+                    self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
         if j.stop * self.per_class == self.m:
             self._finish_rows(i)
         if self.pool is not None and i.stop == self.n:

@@ -6,6 +6,7 @@ from torch import Tensor
 from nearfar.losses.pairs import ClassPairs, FewPairs, MaskFunction, MaskPairs, Pairs
 
 MASK_BLOCK = 2**22  # pairs counted at a time
+FEW_LABELS = 128  # up to so many are looked at one by one
 FEW = 2**12  # pairs of samples: up to so many, matrices of them take less time than to sort the samples
 
 
@@ -61,7 +62,11 @@ def check_sample_weight(weight: Tensor, n: int) -> None:
 def check_class_ids(labels: Tensor, classes: int) -> None:
     """Between 0 and classes - 1."""
     if labels.numel():
-        low, high = (int(bound) for bound in torch.aminmax(labels))
+        if labels.numel() <= FEW_LABELS:
+            ids = labels.tolist()
+            low, high = min(ids), max(ids)
+        else:
+            low, high = map(int, torch.aminmax(labels))
         if low < 0 or high >= classes:
             raise ValueError(
                 f"labels run from {low} to {high}, but num_classes={classes} takes 0 to {classes - 1}: "

@@ -262,7 +262,8 @@ class Hinge:
         inner, slope, _ = self.inner.slopes(s)
         hinge = inner.clamp_min_(0)
         if self.power == 1:
-            return hinge, hinge.sign() * slope, None
+            active = hinge.sign()
+            return hinge, active.mul_(slope) if isinstance(slope, Tensor) else _linear(active, slope, 0.0), None
         return hinge * hinge, hinge * slope * 2, None
 
 

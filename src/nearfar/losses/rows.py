@@ -331,8 +331,10 @@ def times(x: Tensor, factor: Tensor | float) -> Tensor: ...
 @overload
 def times(x: Tensor | float, factor: Tensor | float) -> Tensor | float: ...
 def times(x: Tensor | float, factor: Tensor | float) -> Tensor | float:
-    """x factor, without a pass for a factor of 1."""
-    return x if isinstance(factor, float) and factor == 1 else x * factor
+    """x factor, without a pass where one of them is 1."""
+    if isinstance(factor, float) and factor == 1:
+        return x
+    return factor if isinstance(x, float) and x == 1 else x * factor
 
 
 def _alike(a: Tensor | float, b: Tensor | float) -> bool:

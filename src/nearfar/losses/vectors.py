@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nearfar.losses.weights import restored
 
+FEW = 2**14  # up to this many, they are divided by their norms: fewer operations, if more work
 WHOLE = 2**22  # up to this many elements the prepared copy is made once
 WORK = 2**18  # elements of the vectors whose gradients are turned at a time: they stay in the cache
 
@@ -28,6 +29,14 @@ def blocks(n: int, size: int) -> Sequence[slice]:
 def cut(values: Tensor, part: slice) -> Tensor:
     """values[part], without an operation where that is all of them."""
     return values if part == slice(0, values.shape[0]) else values[part]
+
+
+def at_least_float32(rows: Tensor, columns: Tensor | None) -> torch.dtype:
+    """What their similarities are computed in."""
+    dtype = rows.dtype
+    if columns is not None and columns.dtype != dtype:
+        dtype = torch.promote_types(dtype, columns.dtype)
+    return dtype if dtype == torch.float32 else torch.promote_types(dtype, torch.float32)
 
 
 def norms(vectors: Tensor) -> Tensor:
@@ -78,10 +87,12 @@ class Vectors:
         n, dimension = raw.shape
         uses_norm = normalize or keep_norm
         small = whole or n * dimension <= WHOLE
-        self._folded = normalize and (not small or others < dimension)
+        self._folded = normalize and (not small or (others < dimension and n * dimension > FEW))
         if small:
             self._known = n
-            self._whole = self._fetch(slice(0, n))
+            self._whole = raw if order is None else raw.index_select(0, order)
+            if raw.dtype != dtype:
+                self._whole = self._whole.to(dtype)
             if uses_norm:
                 self._norm = torch.linalg.vector_norm(self._whole, dim=1, keepdim=True)
                 self._inverse = _inverse(self._norm)
@@ -93,7 +104,7 @@ class Vectors:
 
     def _learn_norms(self, stop: int) -> None:
         """Of all vectors up to there. In step with the products, a vector is fetched from memory once for both."""
-        if self._norm is None or self._inverse is None or stop <= self._known:
+        if stop <= self._known or self._norm is None or self._inverse is None:
             return
         part = slice(self._known, stop)
         torch.linalg.vector_norm(self.block(part), dim=1, keepdim=True, out=self._norm[part])
