@@ -43,7 +43,7 @@ def test_tiles_of_some_samples_are_cut_from_the_masks(part: slice, width: int) -
             shown = torch.ones_like(expected[0], dtype=torch.float64)
             others = shown.clone()
             if tile is not None:
-                at = tile.positive.nonzero()
+                at = (~tile.vacant).nonzero()
                 listed[at[:, 0], tile.columns[at[:, 0], at[:, 1]]] = True
                 assert len(at) == int(listed.sum())  # each once
                 tile.hide(shown, 0.0)

@@ -566,10 +566,9 @@ class _Run:
         return losses.detach()
 
     def _is_idle(self, spec: StripSpec) -> bool:
-        """Whether it is known that no term is active. Elsewhere than here one would have to wait for the answer."""
-        if not self.one_tile or spec.average != "active" or self.like.device.type != "cpu":
-            return False
-        return not bool(self.active[0].any())
+        """Whether it is known that no term is active, where nobody has to wait for the answer or for other ranks."""
+        here = self.one_tile and self.pairs.spread is None and self.like.device.type == "cpu"
+        return here and spec.average == "active" and not bool(self.active[0].any())
 
     def _nothing(self) -> None:
         """All gradients are zero."""

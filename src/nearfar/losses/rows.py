@@ -392,7 +392,7 @@ class GatheredRows:
         highest = s.amax(1)
         if view.line is None and lowest is not None:
             self.lowest_positive, self.highest_negative = lowest, highest
-            if s.device.type == "cpu":  # elsewhere one would have to wait for the answer
+            if s.device.type == "cpu" and self.pairs.spread is None:  # else one would have to wait for the answer
                 assert self.spec.mining is not None
                 self.idle = bool((lowest - highest > self.spec.mining + SLACK).all())
             return

@@ -23,7 +23,8 @@ def blocks(n: int, size: int) -> Sequence[slice]:
     """Cut range(n) into slices of `size`, the last perhaps smaller."""
     if 0 < n <= size:
         return (slice(0, n),)
-    return [slice(i, min(i + size, n)) for i in range(0, n, max(1, size))]
+    size = max(1, size)
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 def cut(values: Tensor, part: slice) -> Tensor:
