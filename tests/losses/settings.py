@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -213,3 +214,14 @@ def inputs() -> dict[str, tuple[Tensor, Tensor]]:
         "two apart": (unit(2, SIZE, seed=6), torch.tensor([1, 2])),
         "one": (unit(1, SIZE, seed=7), torch.tensor([2])),
     }
+
+
+# Up to these sizes there are shorter ways, and beyond them others.
+LIMITS = ("inputs.FEW", "inputs.FEW_LABELS", "rows.FEW", "vectors.FEW", "triplet.FEW", "triplet.MANY")
+LIMITS += ("triplet.TOGETHER", "ranking.TOGETHER")
+
+
+def as_if_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the losses treat few samples as they treat many."""
+    for limit in LIMITS:
+        monkeypatch.setattr(f"nearfar.losses.{limit}", 0)

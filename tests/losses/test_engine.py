@@ -11,7 +11,18 @@ from torch import Tensor
 
 from nearfar import losses
 from nearfar.losses import engine, pools
-from tests.losses.settings import ANY_PAIRS, CLASSES, PAIRED, REDUCED, SETTINGS, SIZE, Setting, parameters, unit
+from tests.losses.settings import (
+    ANY_PAIRS,
+    CLASSES,
+    PAIRED,
+    REDUCED,
+    SETTINGS,
+    SIZE,
+    Setting,
+    as_if_many,
+    parameters,
+    unit,
+)
 
 settings = pytest.mark.parametrize("setting", SETTINGS, ids=str)
 
@@ -21,6 +32,7 @@ def tile(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Cut everything into tiles of about so many similarities, and squares and strips accordingly."""
 
     def cut(size: int) -> None:
+        as_if_many(monkeypatch)
         monkeypatch.setattr("nearfar.losses.loss.Plan", functools.partial(engine.Plan, tile=size))
 
     return cut

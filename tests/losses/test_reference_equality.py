@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from tests.losses.settings import ANY_PAIRS, CLASSES, SETTINGS, SIZE, Setting, inputs, parameters, unit
+from tests.losses.settings import ANY_PAIRS, CLASSES, SETTINGS, SIZE, Setting, as_if_many, inputs, parameters, unit
 from tests.reference import REFERENCES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the loss and its gradient are zero")
@@ -80,8 +80,11 @@ def test_every_loss_has_a_reference() -> None:
 
 
 @pytest.mark.parametrize("kind", inputs())
+@pytest.mark.parametrize("many", [False, True], ids=["few", "as if many"])
 @settings
-def test_value_and_gradient(setting: Setting, kind: str) -> None:
+def test_value_and_gradient(setting: Setting, many: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if many:
+        as_if_many(monkeypatch)
     x, labels = inputs()[kind]
     x.requires_grad_()
     loss = setting.make().eval()
