@@ -25,7 +25,9 @@ def evaluate(
     spec, pairs = plan.spec, plan.pairs
     dtype = at_least_float32(rows, columns)
     x = ordered(rows, pairs.row_order).to(dtype)
-    y = x if columns is None else ordered(columns, pairs.column_order).to(dtype)
+    y = x
+    if columns is not None or pairs.crossed:
+        y = ordered(rows if columns is None else columns, pairs.column_order).to(dtype)
     s = (unit(x) if spec.normalize[0] else x) @ (unit(y) if spec.normalize[1] else y).t()
     if bias is not None:
         s = s + ordered(bias, pairs.column_order)
@@ -58,7 +60,8 @@ def evaluate(
     losses = only(weights.counted, losses)
     if plan.reduction == "none":
         losses = losses if penalty is None else losses + penalty
-        return restored(losses * weights.weight, pairs.row_order)
+        size = rows.shape[0] if pairs.crossed else None
+        return restored(losses * weights.weight, pairs.row_order, size)
     loss = losses @ weights.pull
     return loss if penalty is None else loss + penalty * weights.of_columns
 

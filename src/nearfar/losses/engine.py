@@ -59,7 +59,6 @@ class Plan(NamedTuple):
     Args:
         spec: the loss.
         pairs: which pairs are positive and negative.
-        same: the columns are the rows themselves.
         spare: memory for the larger gradient and for what is kept, from step to step.
         row_weight: (N,) of the rows in the mean or sum, in the caller's order; None is all 1.
         column_weight: (M,) of the columns' exponentials, positive, in the caller's order; None is all 1.
@@ -70,7 +69,6 @@ class Plan(NamedTuple):
 
     spec: LossSpec | StripSpec
     pairs: Pairs
-    same: bool
     spare: Spare
     row_weight: Tensor | None = None
     column_weight: Tensor | None = None
@@ -166,17 +164,17 @@ class _Run:
         self.plan, self.spec, self.pairs, self.needs = plan, plan.spec, plan.pairs, needs
         dtype = at_least_float32(rows, columns)
         self.norms = norms = isinstance(plan.spec, LossSpec) and plan.spec.positive.uses_norm
-        self.x = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype, whole=columns is None)
-        self.y = (
-            self.x
-            if columns is None
-            else Vectors(columns, self.pairs.column_order, self.spec.normalize[1], norms, dtype, others=self.pairs.rows)
-        )
+        same = columns is None and not self.pairs.crossed
+        self.x = self.y = Vectors(rows, self.pairs.row_order, self.spec.normalize[0], norms, dtype, whole=same)
+        if not same:
+            others = rows if columns is None else columns
+            order = self.pairs.column_order
+            self.y = Vectors(others, order, self.spec.normalize[1], norms, dtype, others=self.pairs.rows)
         self.bias = bias if bias is None else ordered(bias, self.pairs.column_order).to(dtype)
         self.log_weight = plan.column_weight
         if self.log_weight is not None:
             self.log_weight = ordered(self.log_weight, self.pairs.column_order).to(dtype).log()
-        self.n, self.m = self.pairs.rows, self.y.raw.shape[0]
+        self.n, self.m = self.pairs.rows, self.y.shape[0]
         spread = self.pairs.spread
         self.shared = spread if spread is not None and spread.over == "columns" else None  # with other ranks
         self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
@@ -187,7 +185,7 @@ class _Run:
 
         # Of rows and columns that differ, every tile's product is stored or added exactly once.
         hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
-        some = columns is not None and self.n > 0 and self.m > 0
+        some = not same and self.n > 0 and self.m > 0
         self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
         self.one_tile = self._fits_one_tile
         # Where rows have one tile each, its similarities tell which part of a gradient is along its vector.
@@ -196,8 +194,8 @@ class _Run:
         # Of one tile there is nothing to add to: its products are the gradients.
         added = hardest or not self.one_tile
         self.wanted = needs[0], needs[0] if columns is None else needs[1]
-        self.grad_x = self._accumulator(rows) if added and needs[0] else None
-        self.grad_y = self.grad_x if columns is None else self._accumulator(columns) if added and needs[1] else None
+        self.grad_x = self._accumulator(self.x) if added and self.wanted[0] else None
+        self.grad_y = self.grad_x if same else self._accumulator(self.y) if added and self.wanted[1] else None
         if needs[2]:
             self.grad_bias = self._zeros((self.m,))
         if norms and needs[0]:
@@ -212,8 +210,8 @@ class _Run:
         if isinstance(plan.spec, StripSpec) and plan.spec.anchors == "proxies":
             self.column_parameters = [self._zeros((self.m,)) if self.log_weight is None else self.log_weight]
 
-    def _accumulator(self, vectors: Tensor) -> Tensor:
-        smaller = self.y is not self.x and vectors.numel() < max(self.x.raw.numel(), self.y.raw.numel())
+    def _accumulator(self, vectors: Vectors) -> Tensor:
+        smaller = vectors.shape[0] < max(self.x.shape[0], self.y.shape[0])
         gradient = self.like.new_empty(vectors.shape) if smaller else self.plan.spare.take(vectors.shape, self.like)
         return gradient if self.overwritten else gradient.zero_()
 
@@ -224,7 +222,7 @@ class _Run:
         losses = self._losses()
         # Where tiles are overwritten, every part was finished as soon as it was complete.
         if not self.idle and not (self.overwritten and self._wants_tiles):
-            self._finish_rows(slice(0, len(self.x.raw)))
+            self._finish_rows(slice(0, self.x.shape[0]))
             for part in blocks(self.m, self.per_class * WIDEST):
                 self._finish_columns(part)
         grads, penalty = self._gradients(), self.penalty
@@ -236,7 +234,8 @@ class _Run:
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
         if self.plan.reduction == "none":
             losses = losses if penalty is None else losses + penalty
-            return restored(losses * self.weights.weight, self.pairs.row_order), grads
+            size = self.x.raw.shape[0] if self.pairs.crossed else None
+            return restored(losses * self.weights.weight, self.pairs.row_order, size), grads
         loss = torch.dot(losses, self.weights.pull)
         return loss if penalty is None else loss + penalty * self.weights.of_columns, grads
 
@@ -265,7 +264,7 @@ class _Run:
     @property
     def _strip_height(self) -> int:
         """Rows of which a strip function can keep some dozen temporaries."""
-        row_bytes = self.m * self.like.element_size() * self.x.raw.shape[0] // max(1, self.n)
+        row_bytes = self.m * self.like.element_size() * self.x.shape[0] // max(1, self.n)
         return max(1, self.plan.budget // (12 * max(1, row_bytes)))
 
     def _finish_rows(self, part: slice) -> None:
@@ -299,7 +298,12 @@ class _Run:
 
     def _gradients(self) -> Grads:
         grad_x = None if self.grad_x is None else self.x.restored(self.grad_x)
-        grad_y = None if self.grad_y is None or self.y is self.x else self.y.restored(self.grad_y)
+        grad_y = None
+        if self.pairs.crossed and grad_x is not None:
+            assert self.grad_y is not None and self.pairs.column_order is not None
+            grad_x.index_copy_(0, self.pairs.column_order, self.grad_y.to(grad_x.dtype))
+        elif self.grad_y is not None and self.y is not self.x:
+            grad_y = self.y.restored(self.grad_y)
         grad_bias = None if self.grad_bias is None else restored(self.grad_bias, self.pairs.column_order)
         by_parameters = [g if g is None else restored(g, self.pairs.row_order) for g in self.grad_parameters]
         return grad_x, grad_y, grad_bias, *by_parameters
@@ -308,7 +312,7 @@ class _Run:
         """Cut the rows into groups, and these into tiles."""
         if isinstance(self.spec, StripSpec):
             yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, self._strip_height))
-        elif self.plan.same:
+        elif self.y is self.x:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
             if towers is None:
                 edges = list(blocks(self.n, side))
@@ -419,6 +423,8 @@ class _Run:
         view = self.view(s, rows, columns)
         view.planes, view.shares = planes, shares
         view.keep = wanted and isinstance(state, GatheredRows)
+        listed_apart = view.pairs is None or view.pairs.columns is not None
+        view.last = listed_apart and not view.keep_s and spec.mining is None and self.pool is None
         for look, _ in state.sweeps:
             look(view)
             if isinstance(state, GatheredRows) and state.idle:
@@ -573,9 +579,9 @@ class _Run:
     def _nothing(self) -> None:
         """All gradients are zero."""
         self.idle = True
-        self.grad_x = torch.zeros_like(self.x.raw, dtype=self.like.dtype) if self.wanted[0] else None
+        self.grad_x = self._zeros(self.x.shape) if self.wanted[0] else None
         if self.y is not self.x:
-            self.grad_y = torch.zeros_like(self.y.raw, dtype=self.like.dtype) if self.wanted[1] else None
+            self.grad_y = self._zeros(self.y.shape) if self.wanted[1] else None
 
     def _strip_losses(self, spec: StripSpec, rows: slice, result: Any) -> Tensor:
         losses: Tensor

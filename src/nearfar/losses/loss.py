@@ -291,8 +291,8 @@ class Loss(Summand):
         mined = isinstance(spec, LossSpec) and spec.mining is not None
         pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
         if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
-            shape = (pairs.rows,) if self.reduction == "none" else ()
-            return self.zero(rows, columns, shape=shape)
+            number = len(rows) if pairs.crossed else pairs.rows
+            return self.zero(rows, columns, shape=(number,) if self.reduction == "none" else ())
         parameters = self.row_parameters(pairs, given.embeddings, given.labels)
         return self.evaluate(
             spec, pairs, rows, columns, bias, *parameters, row_weight=row_weight, column_weight=column_weight
@@ -323,7 +323,6 @@ class Loss(Summand):
         plan = Plan(
             spec,
             pairs,
-            same=columns is None,
             row_weight=row_weight,
             column_weight=column_weight,
             reduction=self.reduction if reduction is None else reduction,

@@ -5,8 +5,8 @@ A map turns similarities `s` into the terms u = f_p(s) or v = f_n(s) of the form
 derivative: Circle's self-paced weights are constants in the gradient, so its slope leaves them alone.
 
 `n` is the pair's norm: |x|, times |w| where the similarity keeps that too. Only maps with `uses_norm` are given it,
-and only they return a `norm_slope`. A slope that is the same for every pair is a plain float. `out` is where the value
-may be put.
+and only they return a `norm_slope`. A slope that is the same for every pair is a plain float. `out`, which may be `s`
+itself, is where the value may be put.
 """
 
 import math
@@ -53,13 +53,15 @@ class Linear:
 
 
 def _linear(s: Tensor, scale: float, offset: float, out: Tensor | None = None) -> Tensor:
-    """scale * s + offset, a fresh tensor."""
+    """scale * s + offset, a fresh tensor if it is not `out`."""
     if offset:
         return torch.add(_number(offset, s), s, alpha=scale, out=out)  # one pass, not two
     # A number costs a small tile more than the pass over it.
     if scale == -1:
         return torch.neg(s, out=out)
-    return s.clone() if scale == 1 and out is None else torch.mul(s, scale, out=out)
+    if scale == 1 and (out is None or out is s):
+        return s.clone() if out is None else s
+    return torch.mul(s, scale, out=out)
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,8 @@ class Quadratic:
         return torch.addcmul(_number(0.0, s), s, s, value=self.scale, out=out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        return self.value(s, out=out), s * (2 * self.scale), None
+        slope = s * (2 * self.scale)
+        return self.value(s, out=out), slope, None
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,9 @@ class ContrastiveLoss(Loss):
 
 
 class _OnePerClass(ClassPairs):
-    """The first samples of the classes that have two × their second ones: `chosen`, the first half and the second."""
+    """The first samples of the classes that have two × their second ones."""
+
+    crossed = True
 
     def __init__(self, labels: Tensor):
         first: dict[int, int] = {}
@@ -171,8 +173,9 @@ class _OnePerClass(ClassPairs):
             if first.setdefault(label, sample) != sample:
                 second.setdefault(label, sample)
         n = len(second)
-        self.chosen = torch.tensor([first[label] for label in second] + list(second.values()), device=labels.device)
-        super().__init__(torch.arange(n, device=labels.device), None, n, widths=(1, 1) if n else (0, 0))
+        number = torch.tensor([*range(n), *(first[label] for label in second), *second.values()], device=labels.device)
+        own, rows, columns = number.view(3, n)
+        super().__init__(own, None, n, columns, row_order=rows, widths=(1, 1) if n else (0, 0))
 
 
 @register(
@@ -207,6 +210,8 @@ class NPairsLoss(Loss):
         return self.pairs == "all"
 
     def spec(self) -> LossSpec:
+        if not self.row_local:  # of one positive, its own term is the row's loss
+            return LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
         return LossSpec(
             positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
         )
@@ -222,22 +227,6 @@ class NPairsLoss(Loss):
         ):
             raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
         return _OnePerClass(given.labels)
-
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        if not isinstance(pairs, _OnePerClass):
-            return super().over_pairs(pairs, given)
-        embeddings, sample_weight, n = given.embeddings, given.sample_weight, pairs.rows
-        if not self.any_row_counts(pairs, "both"):
-            return self.zero(embeddings, shape=(len(embeddings),) if self.reduction == "none" else ())
-        # One selection, and so one gradient of the batch's size.
-        rows, columns = embeddings.index_select(0, pairs.chosen).chunk(2)
-        weight = None if sample_weight is None else sample_weight[pairs.chosen[:n]]
-        # Of one positive, its own term is the row's loss.
-        spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
-        loss = self.evaluate(spec, pairs, rows, columns, row_weight=weight)
-        if self.reduction != "none":
-            return loss
-        return loss.new_zeros(len(embeddings)).index_add(0, pairs.chosen[:n], loss)
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return (

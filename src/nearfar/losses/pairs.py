@@ -64,6 +64,7 @@ class Pairs(Protocol):
 
     row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: as they come
     column_order: Tensor | None
+    crossed: bool  # rows and columns are different samples of one set, which the orders choose
     rows: int  # N
     columns: int  # M
     towers: int | None  # where the second tower begins, if rows are compared across two towers of one set alone
@@ -135,6 +136,7 @@ class ClassPairs:
         ascending: the rows are sorted by the one column that each lists.
     """
 
+    crossed = False
     towers: int | None = None
     spread: Spread | None = None
     everywhere: tuple[Tensor, Tensor] | None = None  # positives and negatives, where other ranks have more of them
@@ -327,6 +329,7 @@ class FewPairs:
 
     row_order: Tensor | None = None
     column_order: Tensor | None = None
+    crossed = False
     towers: int | None = None
     spread: Spread | None = None
     one_positive = False
@@ -416,6 +419,7 @@ class MaskPairs:
 
     row_order: Tensor | None = None
     column_order: Tensor | None = None
+    crossed = False
     towers: int | None = None
     spread: Spread | None = None
     one_positive = False

@@ -40,13 +40,14 @@ class View:
     """One tile as its rows see it. With `keep`, what the gradient needs is formed in the first sweep and stays here."""
 
     rows: slice  # within the group
-    s: Tensor | None  # (b, t) similarities, not written to; given up once `held` takes their place
+    s: Tensor | None  # (b, t) similarities; given up once `held` takes their place
     pairs: TilePairs | None
     listed: Tensor | None  # (p, K) the similarities in the pairs' table
     column_offset: int = 0  # the tile's first column
     line: int | None = None  # which tile of its rows this is; None: the only one, of all the group's rows
     keep: bool = False
     keep_s: bool = False  # the similarities too, which the gradient will look at
+    last: bool = False  # nobody looks at the similarities after this: their memory may be written to
     store: Tensor | None = None  # (b, t) memory to keep it in
     scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
     held: "Held | None" = None
@@ -331,9 +332,9 @@ def times(x: Tensor, factor: Tensor | float) -> Tensor: ...
 @overload
 def times(x: Tensor | float, factor: Tensor | float) -> Tensor | float: ...
 def times(x: Tensor | float, factor: Tensor | float) -> Tensor | float:
-    """x factor, without a pass where one of them is 1."""
-    if isinstance(factor, float) and factor == 1:
-        return x
+    """x factor, without a number where that is 1 or -1, and without a pass where one of them is 1."""
+    if isinstance(factor, float) and abs(factor) == 1:
+        return x if factor == 1 else -x
     return factor if isinstance(x, float) and x == 1 else x * factor
 
 
@@ -441,7 +442,8 @@ class GatheredRows:
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
-            v, slope, _ = self.spec.negative.slopes(s, view.border, out=view.store)
+            out = s if view.last and view.store is None else view.store
+            v, slope, _ = self.spec.negative.slopes(s, view.border, out=out)
         else:
             v = self.spec.negative.value(s, view.border)
         if view.log_weight is not None:
@@ -537,7 +539,8 @@ class GatheredRows:
             g.addcmul_(positives.g, pull)
         else:
             assert columns is not None
-            by_listed = pull.expand_as(columns) if positives.g is None else positives.g * pull
+            by_listed = pull if positives.g is None else positives.g * pull
+            by_listed = by_listed if by_listed.shape == columns.shape else by_listed.expand_as(columns)
             (g if rows is None else g[rows]).scatter_add_(1, columns, by_listed)
         return g, None if positives.by_norm is None else positives.by_norm * pull
 

@@ -62,7 +62,7 @@ class Vectors:
     """
     Args:
         raw: (n, D), the caller's tensor.
-        order: row i here is the caller's row order[i]; None keeps the order.
+        order: row i here is the caller's row order[i], who may have others besides; None keeps the order.
         normalize: divide by the norms.
         keep_norm: the norms are asked for themselves.
         dtype: of all arithmetic.
@@ -85,7 +85,7 @@ class Vectors:
         self._inverse: Tensor | None = None
         self._known = 0  # so many vectors are prepared or, if there are many, have norms: each when first asked for
         self._whole: Tensor | None = None
-        n, dimension = raw.shape
+        self.shape = n, dimension = raw.shape[0] if order is None else order.shape[0], raw.shape[1]
         uses_norm = normalize or keep_norm
         small = whole or n * dimension <= WHOLE
         self._folded = normalize and (not small or (others < dimension and n * dimension > FEW))
@@ -128,7 +128,7 @@ class Vectors:
 
     def fold_of(self, index: Tensor) -> Tensor | None:
         """The same, of the vectors listed."""
-        return self._inverse_norms(slice(0, len(self.raw)))[index] if self._folded else None
+        return self._inverse_norms(slice(0, self.shape[0]))[index] if self._folded else None
 
     def norms(self, part: slice) -> Tensor:
         """(b,) the norms, if they are kept."""
@@ -176,5 +176,5 @@ class Vectors:
 
     def restored(self, grad: Tensor) -> Tensor:
         """The gradient in the caller's order and precision."""
-        grad = restored(grad, self.order)
+        grad = restored(grad, self.order, self.raw.shape[0])
         return grad if grad.dtype == self.raw.dtype else grad.to(self.raw.dtype)

@@ -20,11 +20,14 @@ def ordered(values: Tensor, order: Tensor | None) -> Tensor:
     return values if order is None else values.index_select(0, order)
 
 
-def restored(values: Tensor, order: Tensor | None) -> Tensor:
-    """From the engine's order to the caller's."""
+def restored(values: Tensor, order: Tensor | None, size: int | None = None) -> Tensor:
+    """From the engine's order to the caller's, who has `size` of them; those that are not in the order have zero."""
     if order is None:
         return values
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    n = order.shape[0]
+    if size is not None and size != n:
+        return values.new_zeros(size, *values.shape[1:]).index_copy_(0, order, values)
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=order.device))
     return values.index_select(0, inverse)
 
 
