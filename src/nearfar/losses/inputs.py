@@ -7,7 +7,7 @@ from nearfar.losses.pairs import ClassPairs, FewPairs, MaskFunction, MaskPairs, 
 
 MASK_BLOCK = 2**22  # pairs counted at a time
 FEW_LABELS = 128  # up to so many are looked at one by one
-FEW = 2**12  # pairs of samples: up to so many, matrices of them take less time than to sort the samples
+FEW = 2**13  # pairs of samples: up to so many, matrices of them take less time than to sort the samples
 
 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:

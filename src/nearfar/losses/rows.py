@@ -25,7 +25,7 @@ from nearfar.losses.vectors import cut
 from nearfar.losses.weights import Sides, only
 
 SLACK = 1e-3  # of similarities: nearer to the border of the mining, one cannot be sure without a closer look
-FEW = 2**12  # exponentials of which none need be left out for being small
+FEW = 2**13  # pairs of a tile whose softmax is torch's
 
 
 class Place(NamedTuple):
@@ -47,6 +47,7 @@ class View:
     line: int | None = None  # which tile of its rows this is; None: the only one, of all the group's rows
     keep: bool = False
     keep_s: bool = False  # the similarities too, which the gradient will look at
+    hidden: bool = False  # mining has made what is no pair infinite, among `s` and among `listed`
     last: bool = False  # nobody looks at the similarities after this: their memory may be written to
     store: Tensor | None = None  # (b, t) memory to keep it in
     scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
@@ -135,31 +136,24 @@ class Table:
 
 
 class LogSumExp:
-    """log sum_c exp(v_rc), as (top, total): the largest value, and the sum of exp(v - top).
-
-    With `full` there is but one tile, and every row has a value in it.
-    """
+    """log sum_c exp(v_rc), as (top, total): the largest value, and the sum of exp(v - top)."""
 
     empty = -math.inf
 
-    def __init__(self, lines: int, n: int, like: Tensor, full: bool = False):
-        self.full, self.lowest = full, torch.finfo(like.dtype).min
+    def __init__(self, lines: int, n: int, like: Tensor):
+        self.lowest = torch.finfo(like.dtype).min
         self.tops, self.totals = Table(lines, n, like, -math.inf), Table(lines, n, like, 0.0)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
-    def gather(self, place: Place | None, v: Tensor) -> None:
-        """Take in the values `v` (b, t) of a tile, which become exp(v - the tile's top)."""
+    def gather(self, place: Place | None, v: Tensor) -> Tensor:
+        """Take in the values `v` (b, t) of a tile, which become exp(v - the tile's top), what the gradient needs."""
         top = self.tops.put(place, torch.amax, v)
-        v.sub_(self._finite(top).unsqueeze(1))
-        # Results near the smallest normal number (e^-80 in float32, far under the rounding of their row's sum) are
-        # zero: denormal numbers take twenty times as long, which only a few can do without being noticed.
-        if v.numel() > FEW:
-            torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf)
-        self.totals.put(place, torch.sum, v.exp_())
-
-    def _finite(self, top: Tensor) -> Tensor:
-        """What to subtract: of an empty row, -inf less the lowest number is -inf, and not NaN."""
-        return top if self.full else top.clamp_min(self.lowest)
+        # Of an empty row: -inf - lowest is -inf, not NaN. Results near the smallest normal number (e^-80 in float32,
+        # far under the rounding of their row's sum) are zero: denormal numbers take twenty times as long.
+        v.sub_(top.clamp_min(self.lowest).unsqueeze(1))
+        torch.threshold_(v, 0.92 * math.log(torch.finfo(v.dtype).tiny), -math.inf).exp_()
+        self.totals.put(place, torch.sum, v)
+        return v
 
     @property
     def gathered(self) -> tuple[Tensor, Tensor]:
@@ -168,14 +162,14 @@ class LogSumExp:
             top, total = self.tops.values, self.totals.values
             if top.ndim == 2:
                 top = top.amax(0)
-                total = (self.tops.values - self._finite(top)).exp_().mul_(total).sum(0)
+                total = (self.tops.values - top.clamp_min(self.lowest)).exp_().mul_(total).sum(0)
             self._gathered = top, total
         return self._gathered
 
     def raise_to(self, top: Tensor) -> None:
         """The same sum, of exponentials less another top, which is no lower."""
         before, total = self.gathered
-        self._gathered = top, total * (before - self._finite(top)).exp_()
+        self._gathered = top, total * (before - top.clamp_min(self.lowest)).exp_()
 
     def sums(self) -> Tensor:
         """(1, n) what ranks add up, once they have one top."""
@@ -192,9 +186,9 @@ class LogSumExp:
     def hand_out(self, pull: Tensor) -> None:
         """Of (n,) d loss / d value, each tile has its part; exact where that by exp(v - value) would be rounded."""
         top, total = self.gathered
-        pull = pull / (total if self.full else total.clamp_min(1))  # what is less than 1 is the 0 of an empty row
+        pull = pull / total.clamp_min(1)  # what is less than 1 is the 0 of an empty row
         own = self.tops.values
-        self._pull = pull if own is top else (own - self._finite(top)).exp_().mul_(pull)
+        self._pull = pull if own is top else (own - top.clamp_min(self.lowest)).exp_().mul_(pull)
 
     def pull(self, place: Place | None) -> Tensor:
         """(b, 1) what turns a tile's own exp(v - top) into d loss / d v."""
@@ -206,12 +200,36 @@ class SoftMin(LogSumExp):
 
     empty = math.inf
 
-    def gather(self, place: Place | None, v: Tensor) -> None:
+    def gather(self, place: Place | None, v: Tensor) -> Tensor:
         """Take in the values `v` (p, K), which become exp(-v - top); d value / d v has its sign."""
-        super().gather(place, v.neg_())
+        return super().gather(place, v.neg_())
 
     def value(self) -> Tensor:
         return -super().value()
+
+
+class Softmax:
+    """LogSumExp, or with a sign of -1 SoftMin, of one tile that is small and has a value in every row."""
+
+    def __init__(self, sign: int = 1):
+        self.sign, self.empty = sign, -math.inf * sign
+
+    def gather(self, place: Place | None, v: Tensor) -> Tensor:
+        """Take in the values `v` (b, t); gives the derivatives."""
+        v = v if self.sign == 1 else v.neg_()
+        share = torch.softmax(v, 1)
+        self._value = v.amax(1).sub_(share.amax(1).log_())  # the largest share is 1 / sum exp(v - top)
+        return share
+
+    def value(self) -> Tensor:
+        """(n,)."""
+        return self._value if self.sign == 1 else -self._value
+
+    def hand_out(self, pull: Tensor) -> None:
+        self._pull = pull
+
+    def pull(self, place: Place | None) -> Tensor:
+        return self._pull.unsqueeze(1)
 
 
 class Sum:
@@ -225,11 +243,12 @@ class Sum:
         self.scale = None if number is None else 1 / number.clamp_min(1).to(like.dtype)
         self._gathered: list[Tensor] | None = None
 
-    def gather(self, place: Place | None, v: Tensor) -> None:
+    def gather(self, place: Place | None, v: Tensor) -> Tensor:
         """Take in the values `v` (b, t) of a tile, which stay as they are: the derivatives are 1."""
         self.totals.put(place, torch.sum, v)
         if self.counts is not None:
             self.counts.set(place, torch.count_nonzero(v, dim=1).to(v.dtype))
+        return v
 
     @property
     def gathered(self) -> list[Tensor]:
@@ -259,11 +278,11 @@ class Sum:
 class Single(Sum):
     """The one value that a row has, which is not written to any more."""
 
-    def gather(self, place: Place | None, v: Tensor) -> None:
-        if place is None and self.counts is None:
-            self.totals.set(None, v.squeeze(1))
-        else:
-            super().gather(place, v)
+    def gather(self, place: Place | None, v: Tensor) -> Tensor:
+        if place is not None or self.counts is not None:
+            return super().gather(place, v)
+        self.totals.set(None, v.squeeze(1))
+        return v
 
 
 def _of_rows(pull: Tensor, place: Place | None) -> Tensor:
@@ -352,23 +371,27 @@ class GatheredRows:
     def __init__(self, spec: LossSpec, lines: int, n: int, like: Tensor, pairs: Pairs, rows: slice):
         self.spec, self.lines, self.pairs, self.rows = spec, lines, pairs, rows
         count = spec.average == "active"
-        full = lines == 1 and pairs.complete and pairs.spread is None and spec.mining is None
-        self.negative: LogSumExp | Sum
+        # There is one tile, and every row has both kinds in it.
+        self.complete = lines == 1 and pairs.complete and pairs.spread is None
+        few = self.complete and spec.mining is None and n * pairs.columns <= FEW
+        self.negative: LogSumExp | Softmax | Sum
         if spec.gather[1] == "lse":
-            self.negative = LogSumExp(lines, n, like, full)
+            self.negative = Softmax() if few else LogSumExp(lines, n, like)
         else:
             self.negative = Sum(lines, n, like, count=count)
-        self.positive: LogSumExp | Sum
+        self.positive: LogSumExp | Softmax | Sum
         if pairs.one_positive and spec.mining is None:  # lse, sum and mean of one value are that value
             self.positive = Single(lines, n, like, count=count)
-        elif spec.gather[0] in ("lse", "softmin"):
-            self.positive = (LogSumExp if spec.gather[0] == "lse" else SoftMin)(lines, n, like, full)
+        elif spec.gather[0] == "lse":
+            self.positive = Softmax() if few else LogSumExp(lines, n, like)
+        elif spec.gather[0] == "softmin":
+            self.positive = Softmax(-1) if few else SoftMin(lines, n, like)
         else:
             number = cut(pairs.positives, rows) if spec.gather[0] == "mean" else None
             self.positive = Sum(lines, n, like, number, count)
         self.each: EachPositive | None = None
         self.idle = False  # whether it is known that mining leaves no pair
-        if spec.mining is not None:
+        if spec.mining is not None and not self.complete:
             self.lowest_positive = like.new_full((n,), math.inf)
             self.highest_negative = like.new_full((n,), -math.inf)
 
@@ -384,17 +407,19 @@ class GatheredRows:
 
     def find_extremes(self, view: View) -> None:
         """The least similar positive and the most similar negative, for the mining."""
-        assert view.s is not None
-        s, lowest = view.s, None
-        if view.pairs is not None and view.listed is not None:
-            listed, vacant = view.listed, view.pairs.vacant
-            lowest = (listed if vacant is None else listed.masked_fill(vacant, math.inf)).amin(1)
+        assert view.s is not None and self.spec.mining is not None
+        s, listed, lowest = view.s, view.listed, None
+        if view.pairs is not None and listed is not None:
+            if view.pairs.vacant is not None:
+                listed = listed.masked_fill(view.pairs.vacant, math.inf)
+            lowest = listed.amin(1)
             s = view.pairs.hide(s.clone(), -math.inf)
         highest = s.amax(1)
-        if view.line is None and lowest is not None:
+        if self.complete and lowest is not None:
             self.lowest_positive, self.highest_negative = lowest, highest
-            if s.device.type == "cpu" and self.pairs.spread is None:  # else one would have to wait for the answer
-                assert self.spec.mining is not None
+            if not view.keep_s:  # what is no pair needs no second look
+                view.s, view.listed, view.hidden = s, listed, True
+            if s.device.type == "cpu":  # elsewhere one would have to wait for the answer
                 self.idle = bool((lowest - highest > self.spec.mining + SLACK).all())
             return
         if lowest is not None:
@@ -422,7 +447,8 @@ class GatheredRows:
         self.highest_negative = ranks.max(self.highest_negative)
 
     def _exchange_sums(self, ranks: Ranks) -> None:
-        exchange([self.negative, self.positive] if self.spec.combine != "negatives" else [self.negative], ranks)
+        sides = [self.negative] if self.spec.combine == "negatives" else [self.negative, self.positive]
+        exchange([side for side in sides if not isinstance(side, Softmax)], ranks)  # which is of one process alone
 
     def _exchange_each(self, ranks: Ranks) -> None:
         self._of_each_positive().exchange(ranks)
@@ -438,7 +464,7 @@ class GatheredRows:
         if self.spec.mining is not None:
             # A row's threshold as one at zero, which is a cheap pass; -inf passes through the (linear) map.
             floor = cut(self.lowest_positive, view.rows) - self.spec.mining
-            floor = floor.clamp_max_(torch.finfo(s.dtype).max).unsqueeze(1)
+            floor = (floor if self.complete else floor.clamp_max_(torch.finfo(s.dtype).max)).unsqueeze(1)
             s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
@@ -448,9 +474,9 @@ class GatheredRows:
             v = self.spec.negative.value(s, view.border)
         if view.log_weight is not None:
             v.add_(view.log_weight)
-        if view.pairs is not None:
+        if view.pairs is not None and not view.hidden:
             view.pairs.hide(v, self.negative.empty, keep_positives=self.spec.others)
-        self.negative.gather(view.place(view.rows), v)
+        v = self.negative.gather(view.place(view.rows), v)
         if isinstance(self.negative, Sum):
             g, slope = slope if isinstance(slope, Tensor) else v.fill_(slope), 1.0
             if view.pairs is not None:
@@ -469,7 +495,7 @@ class GatheredRows:
         u, slope, norm_slope = self.spec.positive.slopes(s, view.pair_norm(pairs))
         if view.log_weight is not None:
             u.add_(view.log_weight if pairs.columns is None else view.log_weight[pairs.columns])
-        left_out = pairs.vacant
+        left_out = None if view.hidden else pairs.vacant
         if self.spec.mining is not None:
             easy = s >= (cut(self.highest_negative, view.listing) + self.spec.mining).unsqueeze(1)
             left_out = easy if left_out is None else left_out | easy
@@ -479,7 +505,7 @@ class GatheredRows:
         if self.spec.combine == "each":
             self._of_each_positive().gather(place, u)
         else:
-            self.positive.gather(place, u)
+            u = self.positive.gather(place, u)
             if isinstance(self.positive, Sum):  # d P / d u is 1
                 if left_out is None:
                     g, scale = (slope, 1.0) if isinstance(slope, Tensor) else (None, slope)
