@@ -1,6 +1,5 @@
 """Losses of angles between samples."""
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Given, Loss, Reduction
 from nearfar.losses.maps import AngularSlack, Linear
-from nearfar.losses.pair import NTXentLoss
 from nearfar.losses.pairs import ClassPairs, FewPairs, Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, over_negatives
@@ -95,44 +93,55 @@ class AngularLoss(Loss):
 
     def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
-        spec = self._npair_spec()
         n = len(embeddings)
-        if not self.any_row_counts(pairs, spec.average):
+        if not self.any_row_counts(pairs, "pairs"):
             return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
         x, y = in_order(pairs, embeddings, ref_emb)
-        number = pairs.positives if pairs.complete else pairs.positives * (pairs.negatives > 0)
-        weight = x.new_ones(n) if sample_weight is None else ordered(sample_weight.to(x.dtype), pairs.row_order)
-        if not pairs.complete:
-            weight = weight * (number > 0)
-        # What a term counts in its row's loss, or in the mean.
-        if self.reduction == "mean":
-            total = over_all_rows(pairs, (weight * number).sum())
-            share = weight / total.clamp_min(torch.finfo(x.dtype).tiny)
+        share = None
+        if not (pairs.complete and self.reduction == "mean" and sample_weight is None and pairs.spread is None):
+            share = self._shares(pairs, None if sample_weight is None else sample_weight.to(x.dtype), x)
+        if self.reduction == "none":
+            assert share is not None
+            loss = self._of_rows(pairs, x, y, share)
         else:
-            share = weight / number.clamp_min(1)
-        loss = self._of_rows(pairs, x, y, share) if self.reduction == "none" else self._sum(pairs, x, y, share)
+            loss = self._sum(pairs, x, y, share)
         if self.npair_weight:
+            spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs")
             loss = loss + self.npair_weight * self.evaluate(spec, pairs, embeddings, ref_emb, row_weight=sample_weight)
         return loss
 
-    def _npair_spec(self) -> LossSpec:
-        return NTXentLoss(temperature=1.0).spec()
+    def _shares(self, pairs: Pairs, weight: Tensor | None, like: Tensor) -> Tensor:
+        """(N,) what a term counts in its row's loss, or in the mean."""
+        number = pairs.positives if pairs.complete else pairs.positives * (pairs.negatives > 0)
+        weight = like.new_ones(pairs.rows) if weight is None else ordered(weight, pairs.row_order)
+        if not pairs.complete:
+            weight = weight * (number > 0)
+        if self.reduction != "mean":
+            return weight / number.clamp_min(1)
+        total = over_all_rows(pairs, (weight * number).sum())
+        return weight / total.clamp_min(torch.finfo(weight.dtype).tiny)
 
     def _pairs_of(self, pairs: Pairs, dimension: int) -> tuple[bool, Iterator[tuple[Tensor, Tensor]]]:
         """The positive pairs, and whether each stands for both its ends, as where i and p have the same negatives."""
         mirrored = isinstance(pairs, ClassPairs | FewPairs) and pairs.same
         return mirrored, positive_pairs(pairs, LISTED // dimension, above_diagonal=mirrored)
 
-    def _sum(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    def _sum(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
+        """The sum of all terms by their rows' shares, or (None) their mean."""
         mirrored, listed = self._pairs_of(pairs, x.shape[1])
-        terms = functools.partial(self._terms, pairs, x, y, reduction="sum")
-        parts = [
-            (i, p, share.index_select(0, i) + share.index_select(0, p) if mirrored else share[i]) for i, p in listed
-        ]
+        parts = list(listed)
+        if len(parts) == 1 and share is None:
+            return self._terms(pairs, x, y, *parts[0], None, "mean")
+        if share is None:
+            share = self._shares(pairs, None, x)
+        weights = [share[i] + share[p] if mirrored else share[i] for i, p in parts]
         if len(parts) == 1:
-            return terms(*parts[0])
-        # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
-        return sum((checkpoint(terms, *part, use_reentrant=False) for part in parts), self.zero(x, y))
+            return self._terms(pairs, x, y, *parts[0], weights[0], "sum")
+        total = self.zero(x, y)
+        for (i, p), weight in zip(parts, weights, strict=True):
+            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
+            total = total + checkpoint(self._terms, pairs, x, y, i, p, weight, "sum", use_reentrant=False)
+        return total
 
     def _of_rows(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         mirrored, listed = self._pairs_of(pairs, x.shape[1])

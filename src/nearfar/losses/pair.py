@@ -412,22 +412,23 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
 
     def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         # Of centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of rows and columns that differ.
-        z = _centred(given.embeddings)
-        power = z.square().sum(1, keepdim=True)
-        silent = power <= torch.finfo(power.dtype).eps ** 2
-        rows = torch.cat([-2 * z, torch.ones_like(power)], 1) / torch.where(silent, 1, power)
-        z = z if given.ref_emb is None else _centred(given.ref_emb)
-        columns = torch.cat([z, z.square().sum(1, keepdim=True)], 1)
+        z, power = _centred(given.embeddings)
+        silent = power.detach() <= torch.finfo(power.dtype).eps ** 2
+        rows = torch.cat([-2 * z, torch.ones_like(power)], 1) / power.masked_fill(silent, 1)
+        columns = torch.cat((z, power) if given.ref_emb is None else _centred(given.ref_emb), 1)
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
-        weight = torch.ones_like(power[:, 0]) if given.sample_weight is None else given.sample_weight
-        weight = torch.where(silent[:, 0], 0, weight)
+        weight = given.sample_weight
+        if bool(silent.any()):
+            weight = (torch.ones_like(power[:, 0]) if weight is None else weight).masked_fill(silent[:, 0], 0)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 
 
-def _centred(vectors: Tensor) -> Tensor:
+def _centred(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The unit vectors less the mean of their coordinates, and the squares of what is left (n, 1)."""
     x = unit(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
-    return x - x.mean(1, keepdim=True)
+    z = x - x.mean(1, keepdim=True)
+    return z, z.square().sum(1, keepdim=True)
 
 
 @register(
