@@ -10,7 +10,7 @@ from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
-from nearfar.losses.spec import LossSpec, over_negatives
+from nearfar.losses.spec import LossSpec, StripSpec, over_negatives
 from nearfar.losses.tuples import TuplePairs
 from nearfar.losses.weights import ordered
 from nearfar.losses.whole import WholeBatchLoss, in_order, positive_pairs
@@ -83,24 +83,31 @@ class LiftedStructureLoss(WholeBatchLoss):
             )
         if not self.any_row_counts(pairs, "both"):
             return self.zero(embeddings)
+        once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
+        if once and pairs.complete and self.fits_one_strip(embeddings):
+            spec = StripSpec(self._of_all, average="all")
+            return self.evaluate(spec, pairs, embeddings, None, reduction="sum")
         # log sum_k exp(neg_margin - d_ik) of every sample, by the engine.
         push = self.evaluate(
             over_negatives(Distance("l2", -1, self.neg_margin), "identity"), pairs, embeddings, None, reduction="none"
         )
         push, (x, _) = ordered(push, pairs.row_order), in_order(pairs, embeddings, None)
-        parts, number = [], 0
-        once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
+        total, number = self.zero(x), 0
         for i, j in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=once):
-            if not pairs.complete:
-                some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
-                i, j = i[some], j[some]
-            parts.append((x, push, i, j))
-            number += i.shape[0]
-        if len(parts) == 1:
-            total = self._of_pairs(*parts[0])
-        else:  # computed again for the gradient: the vectors of all positive pairs would not be bounded
-            total = sum((checkpoint(self._of_pairs, *part, use_reentrant=False) for part in parts), self.zero(x))
+            some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
+            i, j = i[some], j[some]
+            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
+            total = total + checkpoint(self._of_pairs, x, push, i, j, use_reentrant=False)
+            number += len(i)
         return total / (2 * max(1, number))
+
+    def _of_all(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """Of all samples at once: what each has in its pairs with later ones."""
+        distance = through(Distance("l2"), s)
+        push = torch.logsumexp((self.neg_margin - distance).masked_fill(~negative, -torch.inf), 1)
+        over = torch.logaddexp(push.unsqueeze(1), push).add_(distance).sub_(self.pos_margin)
+        later = positive.triu(1)
+        return (torch.relu(over) * later).square().sum(1) / (2 * later.sum())
 
     def _of_pairs(self, x: Tensor, push: Tensor, i: Tensor, j: Tensor) -> Tensor:
         distance = through(Distance("l2"), (x[i] * x[j]).sum(1))

@@ -321,10 +321,10 @@ class FewPairs:
     """Pairs by class as whole matrices.
 
     Args:
-        alike: (N, M) whether a pair is of one class.
-        vacant: (N, M) whether it is no positive one: of two classes, or a sample with itself.
+        ids: (N,) the rows' classes.
+        column_ids: (M,) the columns'.
         complete: every row has both kinds, and there is a row.
-        same: rows and columns are the same samples.
+        first: the rows are samples among the columns, from this one on: each is no pair with itself.
     """
 
     row_order: Tensor | None = None
@@ -334,9 +334,9 @@ class FewPairs:
     spread: Spread | None = None
     one_positive = False
 
-    def __init__(self, alike: Tensor, vacant: Tensor, complete: bool, same: bool = False):
-        self.alike, self.vacant, self.complete, self.same = alike, vacant, complete, same
-        self.rows, self.columns = alike.shape
+    def __init__(self, ids: Tensor, column_ids: Tensor, complete: bool, first: int | None = None):
+        self.ids, self.column_ids, self.complete, self.first = ids.unsqueeze(1), column_ids, complete, first
+        self.rows, self.columns = ids.shape[0], column_ids.shape[0]
 
     @classmethod
     def among_samples(cls, ids: Tensor, part: slice | None = None) -> "FewPairs":
@@ -345,18 +345,34 @@ class FewPairs:
         numbers = collections.Counter(classes)
         own = numbers if part is None else classes[part]
         complete = len(numbers) > 1 and len(own) > 0 and min(numbers[i] for i in own) > 1
-        rows = (ids if part is None else ids[part]).unsqueeze(1)
-        vacant = rows != ids
-        vacant.diagonal(0 if part is None else part.start).fill_(True)
-        return cls(rows == ids, vacant, complete, same=part is None)
+        return cls(ids, ids, complete, 0) if part is None else cls(ids[part], ids, complete, part.start)
 
     @classmethod
     def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "FewPairs":
         """Samples × another set of samples."""
         classes, others = set(ids.tolist()), set(reference_ids.tolist())
         complete = len(classes) > 0 and len(others) > 1 and classes <= others
-        rows = ids.unsqueeze(1)
-        return cls(rows == reference_ids, rows != reference_ids, complete)
+        return cls(ids, reference_ids, complete)
+
+    @property
+    def same(self) -> bool:
+        """Whether rows and columns are the same samples."""
+        return self.first == 0 and self.rows == self.columns
+
+    @functools.cached_property
+    def alike(self) -> Tensor:
+        """(N, M) whether a pair is of one class."""
+        return self.ids == self.column_ids
+
+    @functools.cached_property
+    def vacant(self) -> Tensor:
+        """(N, M) whether it is no positive pair: of two classes, or a sample with itself."""
+        return self._with_itself(self.ids != self.column_ids, True)
+
+    def _with_itself(self, mask: Tensor, value: bool) -> Tensor:
+        if self.first is not None:
+            mask.diagonal(self.first).fill_(value)
+        return mask
 
     @functools.cached_property
     def positives(self) -> Tensor:
@@ -372,11 +388,12 @@ class FewPairs:
         return _MatrixTile(vacant, alike) if whole else _MatrixTile(vacant[rows, columns], alike[rows, columns])
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
-        return ~cut(self.vacant, rows), ~cut(self.alike, rows)
+        if rows != slice(0, self.rows):
+            return ~self.vacant[rows], ~self.alike[rows]
+        return self._with_itself(self.ids == self.column_ids, False), self.ids != self.column_ids
 
     def of_rows(self, index: Tensor) -> "FewPairs":
-        alike = self.alike.index_select(0, index)
-        return FewPairs(alike, ~alike, self.complete)
+        return FewPairs(self.ids[:, 0].index_select(0, index), self.column_ids, self.complete)
 
 
 def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

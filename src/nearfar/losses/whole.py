@@ -62,6 +62,11 @@ class WholeBatchLoss(Loss):
     def proxies_are_rows(self) -> bool:
         return False
 
+    def fits_one_strip(self, embeddings: Tensor) -> bool:
+        """Whether a strip function will see all samples × the same samples at once."""
+        n = len(embeddings)
+        return 12 * n * n * max(4, embeddings.element_size()) <= self.memory_budget
+
     def check_unweighted(self, sample_weight: Tensor | None) -> None:
         """Refuse weights of the samples."""
         if sample_weight is not None:
