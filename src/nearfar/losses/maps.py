@@ -265,7 +265,9 @@ class Hinge:
         hinge = inner.clamp_min_(0)
         if self.power == 1:
             active = hinge.sign()
-            return hinge, active.mul_(slope) if isinstance(slope, Tensor) else _linear(active, slope, 0.0), None
+            if isinstance(slope, Tensor):
+                return hinge, active.mul_(slope), None
+            return hinge, _linear(active, slope, 0.0, out=active), None
         return hinge * hinge, hinge * slope * 2, None
 
 

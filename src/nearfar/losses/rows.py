@@ -209,10 +209,12 @@ class SoftMin(LogSumExp):
 
 
 class Softmax:
-    """LogSumExp, or with a sign of -1 SoftMin, of one tile that is small and has a value in every row."""
+    """LogSumExp, or with a sign of -1 SoftMin, of one tile that is small, and that has pairs in every row. If mining
+    leaves none of them, the value is not infinite, but as good as that.
+    """
 
     def __init__(self, sign: int = 1):
-        self.sign, self.empty = sign, -math.inf * sign
+        self.sign, self.empty = sign, -1e30 * sign
 
     def gather(self, place: Place | None, v: Tensor) -> Tensor:
         """Take in the values `v` (b, t); gives the derivatives."""
@@ -373,7 +375,7 @@ class GatheredRows:
         count = spec.average == "active"
         # There is one tile, and every row has both kinds in it.
         self.complete = lines == 1 and pairs.complete and pairs.spread is None
-        few = self.complete and spec.mining is None and n * pairs.columns <= FEW
+        few = self.complete and n * pairs.columns <= FEW
         self.negative: LogSumExp | Softmax | Sum
         if spec.gather[1] == "lse":
             self.negative = Softmax() if few else LogSumExp(lines, n, like)
@@ -462,10 +464,10 @@ class GatheredRows:
         s = view.s
         assert s is not None
         if self.spec.mining is not None:
-            # A row's threshold as one at zero, which is a cheap pass; -inf passes through the (linear) map.
+            # A row's threshold as one at zero, which is a cheap pass; what is left out passes through the (linear) map.
             floor = cut(self.lowest_positive, view.rows) - self.spec.mining
             floor = (floor if self.complete else floor.clamp_max_(torch.finfo(s.dtype).max)).unsqueeze(1)
-            s = torch.threshold_(s - floor, 0.0, -math.inf).add_(floor)
+            s = torch.threshold_(s - floor, 0.0, self.negative.empty).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
             out = s if view.last and view.store is None else view.store
