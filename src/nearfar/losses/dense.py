@@ -42,13 +42,14 @@ def evaluate(
             extra.append(s.new_zeros(len(y)) if weight is None else ordered(weight, pairs.column_order).log())
         result = spec.function(s, *masks, *extra)
         if spec.closed:
-            result = _with_slopes(result, s, extra)
+            *result, slopes = result
+            result[0] = _with_slopes(result[0], slopes, [s, *extra])
         if spec.average == "sides":
             losses = result[0] * weights.sides[0] + result[1] * weights.sides[1]
         elif spec.average == "active":
             losses = result[0] * weights.over_active(result[1].detach())
         else:
-            losses = result
+            losses = result[0] if spec.closed else result
     else:
         pair_norm = norms(x)[:, None] * (1 if spec.normalize[1] else norms(y)) if spec.positive.uses_norm else None
         log_weight = None if plan.column_weight is None else ordered(plan.column_weight, pairs.column_order).log()
@@ -66,13 +67,13 @@ def evaluate(
     return loss if penalty is None else loss + penalty * weights.of_columns
 
 
-def _with_slopes(result: tuple[Tensor, Tensor, list[Tensor]], s: Tensor, extra: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """A strip function's sums under autograd, with the slopes that it states."""
-    sums, number, (slope, *slopes) = result
-    losses = sums.detach() + (slope.detach() * (s - s.detach())).sum(1)
-    for by, parameter in zip(slopes, extra, strict=True):
-        losses = losses + by.detach() * (parameter - parameter.detach())
-    return losses, number
+def _with_slopes(losses: Tensor, slopes: list[Tensor], inputs: list[Tensor]) -> Tensor:
+    """A strip function's losses under autograd, with the slopes that it states."""
+    losses = losses.detach()
+    for slope, tensor in zip(slopes, inputs, strict=True):
+        change = slope.detach() * (tensor - tensor.detach())
+        losses = losses + (change.sum(1) if change.ndim == 2 else change)
+    return losses
 
 
 def _penalty(pool: Pool, columns: Tensor) -> Tensor | None:

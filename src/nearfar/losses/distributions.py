@@ -117,10 +117,13 @@ class IntraPairVarianceLoss(WholeBatchLoss):
     def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         self.check_unweighted(sample_weight)
-        numbers = _numbers(pairs)
         if not self.any_row_counts(pairs, "all"):
             return self.zero(embeddings, ref_emb)
+        if ref_emb is None and pairs.complete and self.fits_one_strip(embeddings):
+            at_once = StripSpec(self._of_all, average="all", closed=True)
+            return self.evaluate(at_once, pairs, embeddings, None, reduction="sum")
         factors, signs = (1 - self.pos_eps, 1 + self.neg_eps), (-1, 1)
+        numbers = _numbers(pairs)
         look = functools.partial(strips, pairs, embeddings, ref_emb, self.memory_budget)
         # Two looks at all similarities, or one if they can be kept.
         kept = list(look()) if self._fits(pairs, embeddings) else None
@@ -132,6 +135,19 @@ class IntraPairVarianceLoss(WholeBatchLoss):
         maps = [ShiftedHinge(*parts) for parts in zip(signs, borders, drifts, strict=True)]
         spec = _over_all_pairs(maps[0], maps[1], numbers)
         return self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
+
+    def _of_all(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Of all samples at once: what each has in the two means, and the slopes of the whole."""
+        losses, slopes = torch.zeros_like(s[:, 0]), torch.zeros_like(s)
+        for sign, factor, mask in ((-1, 1 - self.pos_eps, positive), (1, 1 + self.neg_eps, negative)):
+            number = mask.to(s.dtype)
+            share = number.sum().reciprocal_()
+            hinge = beyond(s, (s * number).sum().mul_(share).mul_(factor), sign).mul_(number)
+            losses.addcmul_(hinge.square().sum(1), share)
+            # The border is factor * mean(s): every pair moves it by factor / number.
+            drift = hinge.sum().mul_(share).mul_(-2 * sign * factor)
+            slopes.addcmul_(torch.addcmul(hinge.mul_(2 * sign), number, drift), share)
+        return losses, [slopes]
 
     def _fits(self, pairs: Pairs, embeddings: Tensor) -> bool:
         """Whether all similarities, with the two masks, take less than half of the budget."""

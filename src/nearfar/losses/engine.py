@@ -552,6 +552,9 @@ class _Run:
         with torch.set_grad_enabled(wanted and not spec.closed):
             inputs = [t.requires_grad_(torch.is_grad_enabled()) for t in (s, *parameters)]
             result = spec.function(s, *masks, *parameters, *self.column_parameters)
+            slopes: list[Tensor] = []
+            if spec.closed:
+                *result, slopes = result
             losses = self._strip_losses(spec, rows, result)
             if self._is_idle(spec):
                 self._nothing()
@@ -559,7 +562,7 @@ class _Run:
             if not wanted:
                 return losses
             if spec.closed:
-                g, *by_parameter = (slope.mul_(pull if slope.ndim == 1 else pull.unsqueeze(1)) for slope in result[2])
+                g, *by_parameter = (slope.mul_(pull if slope.ndim == 1 else pull.unsqueeze(1)) for slope in slopes)
             else:
                 g, *by_parameter = torch.autograd.grad(losses, inputs, pull, allow_unused=True, materialize_grads=True)
         if self.one_tile and self.y is self.x:  # H = G + G^T turns products 2 and 3 into one
@@ -593,7 +596,7 @@ class _Run:
             self.active.append(result[1].detach())
             losses = result[0]  # the number of active terms in all rows divides it, in the end
         else:
-            losses = result
+            losses = result[0] if spec.closed else result
         return only(None if self.weights.counted is None else cut(self.weights.counted, rows), losses)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.loss import Given, Loss
-from nearfar.losses.maps import Distance, through
+from nearfar.losses.maps import Distance, softplus, through
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec, StripSpec, over_negatives
@@ -85,7 +85,7 @@ class LiftedStructureLoss(WholeBatchLoss):
             return self.zero(embeddings)
         once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
         if once and pairs.complete and self.fits_one_strip(embeddings):
-            spec = StripSpec(self._of_all, average="all")
+            spec = StripSpec(self._of_all, average="all", closed=True)
             return self.evaluate(spec, pairs, embeddings, None, reduction="sum")
         # log sum_k exp(neg_margin - d_ik) of every sample, by the engine.
         push = self.evaluate(
@@ -101,13 +101,21 @@ class LiftedStructureLoss(WholeBatchLoss):
             number += len(i)
         return total / (2 * max(1, number))
 
-    def _of_all(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """Of all samples at once: what each has in its pairs with later ones."""
-        distance = through(Distance("l2"), s)
-        push = torch.logsumexp((self.neg_margin - distance).masked_fill(~negative, -torch.inf), 1)
-        over = torch.logaddexp(push.unsqueeze(1), push).add_(distance).sub_(self.pos_margin)
-        later = positive.triu(1)
-        return (torch.relu(over) * later).square().sum(1) / (2 * later.sum())
+    def _of_all(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Of all samples at once: what each has in its pairs with later ones, and the slopes of the whole."""
+        distance, slope, _ = Distance("l2").slopes(s)
+        v = (self.neg_margin - distance).masked_fill_(~negative, -torch.inf)
+        share = torch.softmax(v, 1)
+        push = v.amax(1).sub_(share.amax(1).log_())  # log sum exp(v), as the largest share is 1 / sum exp(v - top)
+        apart = push.unsqueeze(1) - push
+        later = positive.triu(1).to(s.dtype)
+        # log(e^a + e^b) = b + log(1 + e^(a - b))
+        over = softplus(apart).add_(push).add_(distance).sub_(self.pos_margin).clamp_min_(0).mul_(later)
+        number = later.sum()
+        losses = over.square().sum(1).div_(2 * number)
+        by_over = over.div_(number)
+        by_push = ((by_over + by_over.t()) * torch.sigmoid(apart)).sum(1, keepdim=True)
+        return losses, [by_over.addcmul_(share, by_push, value=-1).mul_(slope)]
 
     def _of_pairs(self, x: Tensor, push: Tensor, i: Tensor, j: Tensor) -> Tensor:
         distance = through(Distance("l2"), (x[i] * x[j]).sum(1))

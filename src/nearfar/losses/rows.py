@@ -249,7 +249,7 @@ class Sum:
         """Take in the values `v` (b, t) of a tile, which stay as they are: the derivatives are 1."""
         self.totals.put(place, torch.sum, v)
         if self.counts is not None:
-            self.counts.set(place, torch.count_nonzero(v, dim=1).to(v.dtype))
+            self.counts.set(place, torch.count_nonzero(v, dim=1))
         return v
 
     @property

@@ -72,8 +72,8 @@ class StripSpec(NamedTuple):
             similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
             Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
             For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
-        closed: of average "active": the function also gives the slopes of the sums by the similarities (b, M) and by
-            each parameter (b,), in a list. Nothing of it is differentiated then.
+        closed: the function gives, last, a list of the slopes: of the sum of its losses by the similarities (b, M), and
+            of each loss by each parameter (b,). Nothing of it is differentiated then.
         average, anchors, normalize: as in `LossSpec`.
         vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
             class where `s` has K.

@@ -91,9 +91,9 @@ class RowWeights:
         which makes the mean over rows one over terms; 0 if none is.
         """
         weights: Tensor | int = self.n
-        total = active.sum()
+        total = active.sum(dtype=self.like.dtype)
         if self._given is not None or self._pairs.spread is not None:
-            sums = torch.stack([self.weight.sum(), torch.dot(self.weight, active)])
+            sums = torch.stack([self.weight.sum(), torch.dot(self.weight, active.to(self.like.dtype))])
             weights, total = over_all_rows(self._pairs, sums)
         return torch.div(weights, total).nan_to_num_(0, 0)
 
