@@ -56,7 +56,18 @@ STANDARD = [
     _pair(1024),
     _pair(4096),
 ]
-SMALL = [_class(180, 100), _class(256, 11_318), _pair(256), _pair(1024)]  # of which a peer takes seconds, too
+# Of which a peer takes seconds, too: from few samples to many.
+SMALL = [
+    _class(8, 10, 64),
+    _class(32, 100, 128),
+    _class(180, 100),
+    _class(256, 11_318),
+    _pair(8, 64),
+    _pair(32, 128),
+    _pair(64, 128),
+    _pair(256),
+    _pair(1024),
+]
 QUICK = [_class(180, 100), _pair(256)]
 CHECK = [_class(256, 11_318), _pair(1024)]
 # The sweeps, which end in the largest cases.

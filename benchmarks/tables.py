@@ -96,14 +96,8 @@ def full(rows: Rows, case: Case) -> str:
 
 
 def in_turn(rows: dict[tuple[str, str], dict[str, str]]) -> str:
-    """The table of what was measured in turn with pytorch-metric-learning: a line for each loss, a column a case."""
-    cases = sorted({Case.parse(name) for name, _ in rows}, key=lambda case: (case.level, case.columns, case.rows))
-    lines = []
-    for loss in sorted({loss for _, loss in rows}):
-        found = [rows.get((case.name, loss)) for case in cases]
-        mark = " †" if peers.PML[loss][1].startswith("differs") else ""
-        lines.append([f"`{loss}`{mark}", *("" if row is None else beside.cell(row) for row in found)])
-    if not lines:
+    """The tables of what was measured in turn with pytorch-metric-learning."""
+    if not rows:
         return ""
     dates, commits = (sorted({row[name] for row in rows.values()}) for name in ("date", "commit"))
     return "\n\n".join(
@@ -112,10 +106,23 @@ def in_turn(rows: dict[tuple[str, str], dict[str, str]]) -> str:
             "`python -m benchmarks beside`: a process each, in turn, and the median of the quotients of neighbouring "
             "turns, with their 20th and 80th percentiles; or what became of pytorch-metric-learning's. "
             "† Its form differs, as said above.",
-            markdown(["loss", *(size(case) for case in cases)], lines),
+            *(_of_level(rows, level) for level in ("class", "pair")),
             f"Measured {dates[0][:10]} to {dates[-1][:10]}, commit {', '.join(commits)}.",
         ]
     )
+
+
+def _of_level(rows: dict[tuple[str, str], dict[str, str]], level: str) -> str:
+    """A line for each loss, a column for each case."""
+    all_cases = {Case.parse(name) for name, _ in rows}
+    cases = sorted((case for case in all_cases if case.level == level), key=lambda case: (case.columns, case.rows))
+    names = {case.name for case in cases}
+    lines = []
+    for loss in sorted({loss for name, loss in rows if name in names}):
+        found = [rows.get((case.name, loss)) for case in cases]
+        mark = " †" if peers.PML[loss][1].startswith("differs") else ""
+        lines.append([f"`{loss}`{mark}", *("" if row is None else beside.cell(row) for row in found)])
+    return markdown(["loss", *(size(case) for case in cases)], lines)
 
 
 def sweeps(rows: Rows) -> str:
