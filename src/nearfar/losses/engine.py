@@ -562,6 +562,7 @@ class _Run:
             if not wanted:
                 return losses
             if spec.closed:
+                pull = only(None if self.weights.counted is None else cut(self.weights.counted, rows), pull)
                 g, *by_parameter = (slope.mul_(pull if slope.ndim == 1 else pull.unsqueeze(1)) for slope in slopes)
             else:
                 g, *by_parameter = torch.autograd.grad(losses, inputs, pull, allow_unused=True, materialize_grads=True)
