@@ -1,5 +1,6 @@
 """One measurement in a process of its own: `python -m benchmarks.worker REQUEST`, a JSON object; answers with one.
-With `--turns` it says that it is ready, and then, for every line that it is given, the seconds of a step.
+With `--turns` it says that it is ready, and then, for every line that it is given, the seconds of a step; of several
+implementations, joined by +, the seconds of each in turn.
 
 The process caps its own memory, so that what needs too much fails here and nowhere else.
 """
@@ -77,11 +78,11 @@ def measure(request: Request) -> dict[str, Any]:
 def take_turns(request: Request) -> None:
     """A turn for every line."""
     torch.set_num_threads(request.threads or cores())
-    candidate = build(request.implementation, settings()[request.loss], problem(Case.parse(request.case)))
-    once = Turns(candidate.step)
+    names, setting, case = request.implementation.split("+"), settings()[request.loss], Case.parse(request.case)
+    runs = [Turns(build(name, setting, problem(case)).step) for name in names]
     print(READY, flush=True)
     for _ in sys.stdin:
-        print(once.take(), flush=True)
+        print(*(run.take() for run in runs), flush=True)
 
 
 def main() -> None:

@@ -125,7 +125,7 @@ def test_what_would_fit() -> None:
 
 
 def test_constants_are_those_of_the_losses() -> None:
-    assert engine.Plan.budget == BUDGET
+    assert engine.BUDGET == BUDGET
     for name in ("TILE", "WIDEST", "FEWEST_ROWS"):
         assert getattr(engine, name) == getattr(messages, name)
 

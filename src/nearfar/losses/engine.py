@@ -499,7 +499,8 @@ class _Run:
                 self.pool.expand(g, views[0].shares, out=planes)
                 self._add_products(i, slice(0, self.m), planes.permute(1, 2, 0).view(self.n, self.m))
             else:
-                self.pool.expand(_as_it_lies(g), views[0].shares, out=_as_it_lies(planes))
+                lying = g if planes.is_contiguous() else g.t()
+                self.pool.expand(lying, views[0].shares, out=_as_it_lies(planes))
                 for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
                     self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
         if j.stop * self.per_class == self.m:
