@@ -236,9 +236,15 @@ class Distance:
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
         if self.kind == "l2":
             distance = _euclidean(s)
-            slope = distance.reciprocal()
-            return self._signed(distance), slope.neg_() if self.sign == 1 else slope, None
-        return self.value(s), (-2.0 if self.kind == "squared_l2" else -1.0) * self.sign, None
+            return self._signed(distance), self.slope_at(distance), None
+        return self.value(s), self.slope_at(s), None
+
+    def slope_at(self, distance: Tensor) -> Tensor | float:
+        """The slope where d(s) is such a distance."""
+        if self.kind != "l2":
+            return (-2.0 if self.kind == "squared_l2" else -1.0) * self.sign
+        slope = distance.reciprocal()
+        return slope.neg_() if self.sign == 1 else slope
 
     def _signed(self, distance: Tensor) -> Tensor:
         return distance if self.sign == 1 and not self.offset else _linear(distance, self.sign, self.offset)

@@ -112,24 +112,25 @@ class TripletMarginLoss(Loss):
 
         The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
-        distance, slope, _ = Distance(self.distance).slopes(s)
+        kind, semihard = Distance(self.distance), self.mining == "semihard"
+        distance = kind.value(s)
         d_n = distance.masked_fill(~negative, torch.inf)
         if s.numel() * s.shape[1] <= FEW:  # every column has a slot
-            of_positives, of_negatives = self._active(distance.masked_fill(~positive, -torch.inf), d_n)
+            active = _active(distance.masked_fill(~positive, -torch.inf), d_n, self.margin, semihard)
+            if s.device.type == "cpu" and not bool(active.any()):  # elsewhere one would have to wait for the answer
+                nothing = s.new_zeros(len(s))
+                return nothing, nothing, [distance.zero_()]
+            of_positives, of_negatives = _numbers(active, s.dtype)
             factor = of_positives - of_negatives
         else:
             columns, filled = table_of(positive)
-            of_positives, of_negatives = self._active(
-                distance.gather(1, columns).masked_fill_(~filled, -torch.inf), d_n
-            )
+            d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
+            count = _compared if columns.shape[1] < MANY else _sorted
+            of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
             factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
         number = of_positives.sum(1)
         sums = torch.add((distance * factor).sum(1), number, alpha=self.margin)
-        return sums, number, [factor.mul_(slope)]
-
-    def _active(self, d_p: Tensor, d_n: Tensor) -> tuple[Tensor, Tensor]:
-        count = _compared if d_p.shape[1] < MANY else _sorted
-        return count(d_p, d_n, self.margin, self.mining == "semihard")
+        return sums, number, [factor.mul_(kind.slope_at(distance))]
 
     def _smooth_triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
         distance = through(Distance(self.distance), s)
@@ -150,24 +151,29 @@ class TripletMarginLoss(Loss):
         return losses, number
 
 
-def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive (b, K) and each negative (b, M) is: d_n < d_p + margin; of the
-    semi-hard ones d_p < d_n, too. What is none has a distance of -inf or inf.
+def _active(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> Tensor:
+    """(b, K, M) which triplets are: d_n < d_p + margin; of the semi-hard ones d_p < d_n, too. What is no positive or
+    negative has a distance of -inf or inf.
     """
-    together = max(1, TOGETHER // max(1, d_n.numel()))
-    if d_p.shape[1] > together:
-        of_positives, of_negatives = [], torch.zeros_like(d_n)
-        for some in torch.split(d_p, together, 1):
-            numbers = _compared(some, d_n, margin, semihard)
-            of_positives.append(numbers[0])
-            of_negatives += numbers[1]
-        return torch.cat(of_positives, 1), of_negatives
     nearer, further = d_p.unsqueeze(2), d_n.unsqueeze(1)
     active = further < nearer + margin
-    if semihard:
-        active &= nearer < further
-    number = active.to(d_n.dtype)  # booleans are slow to add
+    return active & (nearer < further) if semihard else active
+
+
+def _numbers(active: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """In how many of them each positive (b, K) and each negative (b, M) is."""
+    number = active.to(dtype)  # booleans are slow to add
     return number.sum(2), number.sum(1)
+
+
+def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
+    """In how many active triplets each is, some positives at a time."""
+    of_positives, of_negatives = [], torch.zeros_like(d_n)
+    for some in torch.split(d_p, max(1, TOGETHER // max(1, d_n.numel())), 1):
+        numbers = _numbers(_active(some, d_n, margin, semihard), d_n.dtype)
+        of_positives.append(numbers[0])
+        of_negatives += numbers[1]
+    return torch.cat(of_positives, 1), of_negatives
 
 
 def _sorted(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
