@@ -112,11 +112,17 @@ def test_nothing_is_left_to_learn(
     torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in (ours, other)))
 
 
-def test_a_batch_that_is_no_number_is_not_taken_for_an_easy_one() -> None:
+@pytest.mark.parametrize(("kind", "arguments"), EASY)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_batch_that_is_no_number_is_not_taken_for_an_easy_one(
+    kind: type[losses.Loss], arguments: dict[str, Any], many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many:
+        as_if_many(monkeypatch)
     x, labels = far_apart()
     with torch.no_grad():
         x[0, 0] = torch.nan
-    assert bool(losses.MultiSimilarityLoss()(x, labels).isnan())
+    assert bool(kind(**arguments)(x, labels).isnan())
 
 
 @pytest.mark.parametrize("semihard", [False, True])

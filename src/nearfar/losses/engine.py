@@ -236,7 +236,7 @@ class _Run:
             losses = losses if penalty is None else losses + penalty
             size = self.x.raw.shape[0] if self.pairs.crossed else None
             return restored(losses * self.weights.weight, self.pairs.row_order, size), grads
-        loss = torch.dot(losses, self.weights.pull)
+        loss = losses.sum() if self.idle else torch.dot(losses, self.weights.pull)
         return loss if penalty is None else loss + penalty * self.weights.of_columns, grads
 
     def _losses(self) -> Tensor:
@@ -549,7 +549,7 @@ class _Run:
         s = self._similarities(i, j)
         masks = self.pairs.masks(rows)
         parameters = [cut(p, rows).detach() for p in self.parameters]
-        wanted, pull = any(self.needs), cut(self.weights.pull, rows)
+        wanted = any(self.needs)
         with torch.set_grad_enabled(wanted and not spec.closed):
             inputs = [t.requires_grad_(torch.is_grad_enabled()) for t in (s, *parameters)]
             result = spec.function(s, *masks, *parameters, *self.column_parameters)
@@ -562,6 +562,7 @@ class _Run:
                 return losses.detach()
             if not wanted:
                 return losses
+            pull = cut(self.weights.pull, rows)
             if spec.closed:
                 pull = only(None if self.weights.counted is None else cut(self.weights.counted, rows), pull)
                 g, *by_parameter = (slope.mul_(pull if slope.ndim == 1 else pull.unsqueeze(1)) for slope in slopes)

@@ -118,7 +118,7 @@ class TripletMarginLoss(Loss):
         if s.numel() * s.shape[1] <= FEW:  # every column has a slot
             active = _active(distance.masked_fill(~positive, -torch.inf), d_n, self.margin, semihard)
             if s.device.type == "cpu" and not bool(active.any()):  # elsewhere one would have to wait for the answer
-                nothing = s.new_zeros(len(s))
+                nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
                 return nothing, nothing, [distance.zero_()]
             of_positives, of_negatives = _numbers(active, s.dtype)
             factor = of_positives - of_negatives

@@ -44,7 +44,6 @@ class RowWeights:
     """
     Attributes, all in the engine's order:
         counted: (N,) whether the row's loss counts; it is zero otherwise. None if all do.
-        pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
         sides: factors of the positive and the negative term of a split loss, a tensor (N,) or a number each.
     """
 
@@ -66,20 +65,26 @@ class RowWeights:
                 rows = torch.full_like(rows, known)
             self.sides = (present * (rows / with_positive.clamp_min(1)), 1.0)
         even = self._given is None and self.counted is None and pairs.spread is None and average != "pairs"
+        self._pull: Tensor | None = None
         if upstream is not None:
-            self.pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
-        elif plan.reduction == "mean" and even:
-            self.pull = like.new_full((self.n,), 1 / max(1, self.n))
-        elif plan.reduction == "mean":
+            self._pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+        elif plan.reduction == "mean" and not even:
             share = self.weight if self.counted is None else self.weight * self.counted
             if average == "pairs":
                 share = share * pairs.positives
             total = over_all_rows(pairs, share.sum())
             if known is not None:
                 total = torch.full_like(total, known)
-            self.pull = share / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
-        else:
-            self.pull = self.weight
+            self._pull = share / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
+        elif plan.reduction != "mean":
+            self._pull = self.weight
+
+    @property
+    def pull(self) -> Tensor:
+        """(N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none"."""
+        if self._pull is None:  # made if somebody asks for it: all rows count alike
+            self._pull = self.like.new_full((self.n,), 1 / max(1, self.n))
+        return self._pull
 
     @functools.cached_property
     def weight(self) -> Tensor:
