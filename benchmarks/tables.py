@@ -103,7 +103,7 @@ def in_turn(rows: dict[tuple[str, str], dict[str, str]]) -> str:
     return "\n\n".join(
         [
             "### nearfar's time / pytorch-metric-learning's",
-            "`python -m benchmarks beside`: a process each, in turn, and the median of the quotients of neighbouring "
+            "`python -m benchmarks beside`: both in turn, and the median of the quotients of neighbouring "
             "turns, with their 20th and 80th percentiles; or what became of pytorch-metric-learning's. "
             "† Its form differs, as said above.",
             *(_of_level(rows, level) for level in ("class", "pair")),
