@@ -43,7 +43,7 @@ CASES = {
     "hinge": Case(maps.Hinge(maps.Distance("l2", 1, -0.9), 1)),
     "squared hinge": Case(maps.Hinge(maps.Distance("cosine", -1, 0.9), 2)),
     "interpolated": Case(maps.Interpolated(torch.tensor([0.0, 2.0, -1.0, 0.5, 3.0, 3.5], dtype=torch.float64))),
-    "quadratic": Case(maps.Quadratic(-0.8)),
+    "square": Case(maps.Square()),
     "softplus": Case(maps.Softplus(-1)),
     "curriculum": Case(maps.Curriculum(4.0, 0.3), BORDER, constant=True),
     "magnitude": Case(maps.MagnitudeMargin(4.0, 0.5, 1.5, 0.2, 1.9), NORM),

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from nearfar.losses.engine import Plan
 from nearfar.losses.maps import softplus, through
+from nearfar.losses.plan import Plan
 from nearfar.losses.pools import Pool
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.vectors import at_least_float32, norms, unit
@@ -62,7 +62,7 @@ def evaluate(
     if plan.reduction == "none":
         losses = losses if penalty is None else losses + penalty
         size = rows.shape[0] if pairs.crossed else None
-        return restored(losses * weights.weight, pairs.row_order, size)
+        return restored(losses * weights.factor, pairs.row_order, size)
     loss = losses @ weights.pull
     return loss if penalty is None else loss + penalty * weights.of_columns
 

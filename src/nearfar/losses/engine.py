@@ -24,57 +24,30 @@ Shapes: N rows, M columns, D dimensions; b x t a tile.
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar.losses.memory import Spare, keep_freed_memory
-from nearfar.losses.pairs import Pairs
+from nearfar.losses import at_once
+from nearfar.losses.memory import keep_freed_memory
+from nearfar.losses.plan import Plan
 from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View, within
 from nearfar.losses.spec import LossSpec, StripSpec
+from nearfar.losses.strips import of_strip, strip_height
 from nearfar.losses.vectors import WORK, Vectors, at_least_float32, blocks, cut
-from nearfar.losses.weights import RowWeights, only, ordered, restored
+from nearfar.losses.weights import RowWeights, ordered, restored
 
-# A tile of about this many similarities stays in the cache through all the passes over it, and is large enough for a
-# product to run at full speed.
-TILE = 2**20
 WIDEST = 2048  # columns of a tile
 SQUARE = 1024  # side of a tile of samples x samples; columns of one that is high, or of every plane of several
 # Products of fewer rows run visibly below full speed: 1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32 (two
 # cores, AVX2).
 FEWEST_ROWS = 256
 
-BUDGET = 104 * 10**6  # bytes of similarities that may be kept
-
 Grads = tuple[Tensor | None, ...]
-
-
-class Plan(NamedTuple):
-    """All that one evaluation needs besides the tensors that take gradients.
-
-    Args:
-        spec: the loss.
-        pairs: which pairs are positive and negative.
-        spare: memory for the larger gradient and for what is kept, from step to step.
-        row_weight: (N,) of the rows in the mean or sum, in the caller's order; None is all 1.
-        column_weight: (M,) of the columns' exponentials, positive, in the caller's order; None is all 1.
-        reduction: "mean", "sum" or "none".
-        budget: how many bytes of similarities may be kept.
-        tile: about how many similarities a tile has.
-    """
-
-    spec: LossSpec | StripSpec
-    pairs: Pairs
-    spare: Spare
-    row_weight: Tensor | None = None
-    column_weight: Tensor | None = None
-    reduction: Literal["mean", "sum", "none"] = "mean"
-    budget: int = BUDGET
-    tile: int = TILE
 
 
 def evaluate(
@@ -102,10 +75,10 @@ class _Evaluate(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, wanted: bool, *tensors: Tensor | None) -> Tensor:
         ctx.plan = plan
         if plan.reduction == "none":
-            losses, _ = _Run(plan, tensors, (False,) * len(tensors)).run()
+            losses, _ = _evaluated(plan, tensors, (False,) * len(tensors))
             ctx.save_for_backward(*tensors)
             return losses
-        losses, grads = _Run(plan, tensors, ctx.needs_input_grad[2:] if wanted else (False,) * len(tensors)).run()
+        losses, grads = _evaluated(plan, tensors, ctx.needs_input_grad[2:] if wanted else (False,) * len(tensors))
         ctx.save_for_backward(*grads)
         return losses
 
@@ -117,7 +90,7 @@ class _Evaluate(torch.autograd.Function):
             )
         if ctx.plan.reduction == "none":
             with torch.autocast(upstream.device.type, enabled=False):
-                grads = _Run(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream).run()[1]
+                grads = _evaluated(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[2:], upstream)[1]
         elif torch._C._autograd._get_current_graph_task_keep_graph():
             grads = tuple(g if g is None else g * upstream for g in ctx.saved_tensors)
         else:
@@ -126,6 +99,16 @@ class _Evaluate(torch.autograd.Function):
             if upstream.device.type != "cpu" or upstream.item() != 1:
                 grads = tuple(g if g is None else g.mul_(upstream) for g in grads)
         return None, None, *grads
+
+
+def _evaluated(
+    plan: Plan, tensors: Grads, needs: tuple[bool, ...], upstream: Tensor | None = None
+) -> tuple[Tensor, Grads]:
+    rows, columns = tensors[:2]
+    assert rows is not None
+    if at_once.fits(plan, rows, columns):
+        return at_once.evaluate(plan, tensors, needs, upstream)
+    return _Run(plan, tensors, needs, upstream).run()
 
 
 @dataclass(frozen=True)
@@ -148,7 +131,6 @@ class _Run:
 
     # What few losses have any of.
     penalty: Tensor | None = None  # of the columns alone
-    idle = False  # whether it is known that no pair has a gradient
     radial_x: Tensor | None = None
     radial_y: Tensor | None = None
     arena: Tensor | None = None
@@ -187,15 +169,12 @@ class _Run:
         hardest = isinstance(plan.spec, LossSpec) and plan.spec.gather[1] == "max"
         some = not same and self.n > 0 and self.m > 0
         self.overwritten = some and isinstance(plan.spec, LossSpec) and not hardest
-        self.one_tile = self._fits_one_tile
         # Where rows have one tile each, its similarities tell which part of a gradient is along its vector.
         one_each = self.m <= min(SQUARE, plan.tile) and plan.spec.average != "active"
         self.told = one_each and self.overwritten and any(plan.spec.normalize) and self.pool is None and bias is None
-        # Of one tile there is nothing to add to: its products are the gradients.
-        added = hardest or not self.one_tile
-        self.wanted = needs[0], needs[0] if columns is None else needs[1]
-        self.grad_x = self._accumulator(self.x) if added and self.wanted[0] else None
-        self.grad_y = self.grad_x if same else self._accumulator(self.y) if added and self.wanted[1] else None
+        self.grad_x = self._accumulator(self.x) if needs[0] else None
+        wants_y = needs[0] if columns is None else needs[1]
+        self.grad_y = self.grad_x if same else self._accumulator(self.y) if wants_y else None
         if needs[2]:
             self.grad_bias = self._zeros((self.m,))
         if norms and needs[0]:
@@ -221,51 +200,31 @@ class _Run:
     def run(self) -> tuple[Tensor, Grads]:
         losses = self._losses()
         # Where tiles are overwritten, every part was finished as soon as it was complete.
-        if not self.idle and not (self.overwritten and self._wants_tiles):
+        if not (self.overwritten and self._wants_tiles):
             self._finish_rows(slice(0, self.x.shape[0]))
             for part in blocks(self.m, self.per_class * WIDEST):
                 self._finish_columns(part)
         grads, penalty = self._gradients(), self.penalty
         if self.pool is not None and self.shared is not None:
             penalty = self.shared.ranks.sum(self._zeros(()) if penalty is None else penalty)
-        if isinstance(self.spec, StripSpec) and self.spec.average == "active" and not self.idle:
+        if isinstance(self.spec, StripSpec) and self.spec.average == "active":
             scale = self.weights.over_active(_joined(self.active, self.like))
             losses = losses * scale
             grads = tuple(g if g is None else g.mul_(scale) for g in grads)
         if self.plan.reduction == "none":
             losses = losses if penalty is None else losses + penalty
             size = self.x.raw.shape[0] if self.pairs.crossed else None
-            return restored(losses * self.weights.weight, self.pairs.row_order, size), grads
-        loss = losses.sum() if self.idle else torch.dot(losses, self.weights.pull)
+            return restored(losses * self.weights.factor, self.pairs.row_order, size), grads
+        loss = torch.dot(losses, self.weights.pull)
         return loss if penalty is None else loss + penalty * self.weights.of_columns, grads
 
     def _losses(self) -> Tensor:
         """(N,), while the gradients are gathered."""
-        if self.one_tile and isinstance(self.spec, LossSpec):
-            return self._at_once(self.spec)
         parts = [
             self._strip(group.rows, self.spec) if isinstance(self.spec, StripSpec) else self._group(group, self.spec)
             for group in self._groups()
         ]
         return _joined(parts, self.like)
-
-    @property
-    def _fits_one_tile(self) -> bool:
-        """Whether all similarities are one tile, which can be kept, its table of positives and their terms included; or
-        one strip.
-        """
-        if isinstance(self.spec, StripSpec):
-            return 0 < self.n <= self._strip_height
-        if max(self.n, self.m) > SQUARE or self.n * self.m > self.plan.tile or not self.n:
-            return False
-        alone = self.shared is None and self.pairs.towers is None
-        return alone and 5 * self.n * self.m * self.like.element_size() <= self.plan.budget
-
-    @property
-    def _strip_height(self) -> int:
-        """Rows of which a strip function can keep some dozen temporaries."""
-        row_bytes = self.m * self.like.element_size() * self.x.shape[0] // max(1, self.n)
-        return max(1, self.plan.budget // (12 * max(1, row_bytes)))
 
     def _finish_rows(self, part: slice) -> None:
         """All products of these rows are in: turn their gradient into that by the caller's tensor."""
@@ -311,7 +270,9 @@ class _Run:
     def _groups(self) -> Iterator[_Group]:
         """Cut the rows into groups, and these into tiles."""
         if isinstance(self.spec, StripSpec):
-            yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, self._strip_height))
+            row_bytes = self.m * self.like.element_size() * self.x.shape[0] // max(1, self.n)
+            height = strip_height(self.plan.budget, row_bytes)
+            yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, height))
         elif self.y is self.x:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
             if towers is None:
@@ -398,12 +359,12 @@ class _Run:
     def _add_products(self, i: slice, j: slice, g: Tensor, first: tuple[bool, bool] = (False, False)) -> None:
         """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up."""
         self._fold(i, j, g)
-        if self.wanted[1]:
-            self.grad_y = _with_product(self.grad_y, j, g.t(), self.x.block(i), first[1])
+        if self.grad_y is not None:
+            _add_product(self.grad_y, j, g.t(), self.x.block(i), first[1])
             if self.overwritten and self.pool is None and i.stop == self.n:
                 self._finish_columns(j)  # while it is in the cache, and its vectors will be
-        if self.wanted[0]:
-            self.grad_x = _with_product(self.grad_x, i, g, self.y.block(j), first[0])
+        if self.grad_x is not None:
+            _add_product(self.grad_x, i, g, self.y.block(j), first[0])
 
     def _state(self, spec: LossSpec, rows: slice, lines: int) -> GatheredRows | HardestRows:
         n = rows.stop - rows.start
@@ -411,28 +372,8 @@ class _Run:
             return HardestRows(spec, n, self.like)
         return GatheredRows(spec, lines, n, self.like, self.pairs, rows)
 
-    def _at_once(self, spec: LossSpec) -> Tensor:
-        """The losses of rows and columns that make one tile, which takes nothing of what cuts and keeps several."""
-        rows, columns = slice(0, self.n), slice(0, self.m // self.per_class)
-        state, wanted = self._state(spec, rows, 1), self._wants_tiles
-        s = self._similarities(rows, slice(0, self.m))
-        planes = shares = None
-        if self.pool is not None:
-            planes = s.view(self.n, -1, self.per_class).permute(2, 0, 1)
-            s, shares = self.pool.gather(planes, None) if wanted else (self.pool.value(planes), None)
-        view = self.view(s, rows, columns)
-        view.planes, view.shares = planes, shares
-        view.keep = wanted and isinstance(state, GatheredRows)
-        listed_apart = view.pairs is None or view.pairs.columns is not None
-        view.last = listed_apart and not view.keep_s and spec.mining is None and self.pool is None
-        for look, _ in state.sweeps:
-            look(view)
-            if isinstance(state, GatheredRows) and state.idle:
-                self._nothing()
-                return self._zeros((self.n,))
-        return self._finish_group(spec, state, rows, [((rows, columns), [view])])
-
     def _group(self, group: _Group, spec: LossSpec) -> Tensor:
+        """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
         state = self._state(spec, group.rows, len(group.lines))
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
         hold = self._wants_tiles and isinstance(state, GatheredRows)
@@ -444,28 +385,16 @@ class _Run:
                     look(view)
             if self.shared is not None:
                 exchange(self.shared.ranks)
-        return self._finish_group(spec, state, group.rows, zip(group.tiles, tiles.visit(), strict=True))
-
-    def _finish_group(
-        self,
-        spec: LossSpec,
-        state: GatheredRows | HardestRows,
-        rows: slice,
-        tiles: Iterable[tuple[tuple[slice, slice], list[View]]],
-    ) -> Tensor:
-        """The losses of rows whose statistics are complete, and the gradients of their tiles."""
-        a, b = self.weights.sides
-        sides = cut(a, rows) if isinstance(a, Tensor) else a, cut(b, rows) if isinstance(b, Tensor) else b
+        sides = self.weights.sides_of(group.rows)
         if spec.average == "active":
             assert isinstance(state, GatheredRows)
             of_positives, of_negatives = state.active()
             sides = self.weights.over_active(of_positives), self.weights.over_active(of_negatives)
-        counted = None if self.weights.counted is None else cut(self.weights.counted, rows)
-        losses = state.finish(cut(self.weights.pull, rows), counted, sides)
+        losses = state.finish(cut(self.weights.pull, group.rows), self.weights.counted_of(group.rows), sides)
         if isinstance(state, HardestRows):
-            self._scatter_gradient(rows, state.entries)
+            self._scatter_gradient(group.rows, state.entries)
         elif self._wants_tiles:
-            for (i, j), views in tiles:
+            for (i, j), views in zip(group.tiles, tiles.visit(), strict=True):
                 self._add_gradient(i, j, state, views)
         return losses
 
@@ -477,12 +406,13 @@ class _Run:
         """Products 2 and 3 of one tile."""
         g, by_norm = state.gradient(views[0])
         if self.y is self.x:
+            assert self.grad_x is not None
             if len(views) == 2:
                 g.add_(state.gradient(views[1])[0].t())
-                self.grad_x = _with_product(self.grad_x, j, g.t(), self.x.block(i))
+                _add_product(self.grad_x, j, g.t(), self.x.block(i))
             else:
                 g = g + g.t()
-            self.grad_x = _with_product(self.grad_x, i, g, self.x.block(j))
+            _add_product(self.grad_x, i, g, self.x.block(j))
             return
         if self.grad_bias is not None:
             self.grad_bias[j] += g.sum(0)
@@ -495,14 +425,10 @@ class _Run:
         else:
             assert views[0].shares is not None and views[0].planes is not None
             planes = views[0].planes
-            if self.one_tile:  # the planes lie between each other
-                self.pool.expand(g, views[0].shares, out=planes)
-                self._add_products(i, slice(0, self.m), planes.permute(1, 2, 0).view(self.n, self.m))
-            else:
-                lying = g if planes.is_contiguous() else g.t()
-                self.pool.expand(lying, views[0].shares, out=_as_it_lies(planes))
-                for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
-                    self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
+            lying = g if planes.is_contiguous() else g.t()
+            self.pool.expand(lying, views[0].shares, out=_as_it_lies(planes))
+            for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
+                self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
         if j.stop * self.per_class == self.m:
             self._finish_rows(i)
         if self.pool is not None and i.stop == self.n:
@@ -541,66 +467,22 @@ class _Run:
                 self.grad_y.index_add_(0, columns, self.x.block(rows) * pull)
 
     def _strip(self, rows: slice, spec: StripSpec) -> Tensor:
-        """A strip function's losses; its gradient by the similarities comes from autograd, one strip at a time, unless
-        it says it itself.
-        """
+        """A strip function's losses; the gradient of one strip at a time."""
         k = spec.vectors_per_class if spec.anchors == "proxies" else 1
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
-        s = self._similarities(i, j)
-        masks = self.pairs.masks(rows)
-        parameters = [cut(p, rows).detach() for p in self.parameters]
-        wanted = any(self.needs)
-        with torch.set_grad_enabled(wanted and not spec.closed):
-            inputs = [t.requires_grad_(torch.is_grad_enabled()) for t in (s, *parameters)]
-            result = spec.function(s, *masks, *parameters, *self.column_parameters)
-            slopes: list[Tensor] = []
-            if spec.closed:
-                *result, slopes = result
-            losses = self._strip_losses(spec, rows, result)
-            if self._is_idle(spec):
-                self._nothing()
-                return losses.detach()
-            if not wanted:
-                return losses
-            pull = cut(self.weights.pull, rows)
-            if spec.closed:
-                pull = only(None if self.weights.counted is None else cut(self.weights.counted, rows), pull)
-                g, *by_parameter = (slope.mul_(pull if slope.ndim == 1 else pull.unsqueeze(1)) for slope in slopes)
-            else:
-                g, *by_parameter = torch.autograd.grad(losses, inputs, pull, allow_unused=True, materialize_grads=True)
-        if self.one_tile and self.y is self.x:  # H = G + G^T turns products 2 and 3 into one
-            self.grad_x = torch.mm(g + g.t(), self.x.block(i)) if self.wanted[0] else None
-        else:
-            self._add_products(i, j, g)
-        for grads, grad in zip(self.grad_parameters, by_parameter, strict=True):
-            if grads is not None:
-                grads[rows] = grad
-        return losses.detach()
-
-    def _is_idle(self, spec: StripSpec) -> bool:
-        """Whether it is known that no term is active, where nobody has to wait for the answer or for other ranks."""
-        here = self.one_tile and self.pairs.spread is None and self.like.device.type == "cpu"
-        return here and spec.average == "active" and not bool(self.active[0].any())
-
-    def _nothing(self) -> None:
-        """All gradients are zero."""
-        self.idle = True
-        self.grad_x = self._zeros(self.x.shape) if self.wanted[0] else None
-        if self.y is not self.x:
-            self.grad_y = self._zeros(self.y.shape) if self.wanted[1] else None
-
-    def _strip_losses(self, spec: StripSpec, rows: slice, result: Any) -> Tensor:
-        losses: Tensor
-        if spec.average == "sides":
-            factor, one = self.weights.sides
-            assert isinstance(factor, Tensor)
-            losses = result[0] * cut(factor, rows) + result[1] * one
-        elif spec.average == "active":
-            self.active.append(result[1].detach())
-            losses = result[0]  # the number of active terms in all rows divides it, in the end
-        else:
-            losses = result[0] if spec.closed else result
-        return only(None if self.weights.counted is None else cut(self.weights.counted, rows), losses)
+        inputs = [self._similarities(i, j), *(cut(p, rows).detach() for p in self.parameters)]
+        sides, counted, wanted = self.weights.sides_of(rows), self.weights.counted_of(rows), any(self.needs)
+        strip = of_strip(spec, inputs, self.pairs.masks(rows), self.column_parameters, sides, counted, wanted)
+        if strip.active is not None:
+            self.active.append(strip.active)
+        if wanted:
+            g, *by_parameters = strip.gradient(spec.closed, cut(self.weights.pull, rows))
+            if g is not None:
+                self._add_products(i, j, g)
+            for grads, grad in zip(self.grad_parameters, by_parameters, strict=True):
+                if grads is not None and grad is not None:
+                    grads[rows] = grad
+        return strip.losses.detach()
 
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
@@ -608,17 +490,12 @@ def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([like.new_zeros(0), *parts])
 
 
-def _with_product(total: Tensor | None, part: slice, a: Tensor, b: Tensor, first: bool = False) -> Tensor:
-    """total, with a b added to a part of it; the first time a b is stored there, so that a large gradient need not be
-    zeroed. Without a total, a b is all.
-    """
-    if total is None:
-        return torch.mm(a, b)
+def _add_product(total: Tensor, part: slice, a: Tensor, b: Tensor, first: bool = False) -> None:
+    """Add a b to a part of the total; the first time store it there, so that a large gradient need not be zeroed."""
     if first:
         torch.mm(a, b, out=cut(total, part))
     else:
         cut(total, part).addmm_(a, b)
-    return total
 
 
 def _laid(memory: Tensor, *shape: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Loss
-from nearfar.losses.maps import ArcMargin, Curriculum, Linear, MagnitudeMargin, Quadratic, QualityMargin
+from nearfar.losses.maps import ArcMargin, Curriculum, Linear, MagnitudeMargin, QualityMargin, Square
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.registry import register
 from nearfar.losses.spec import LossSpec
@@ -217,12 +217,12 @@ class P2SGradLoss(Loss):
 
     def spec(self) -> LossSpec:
         # (s - 1)^2 = s^2 + (1 - 2s): the squares of all, and the rest of the own class's.
-        share = 1 / self.num_classes
         return LossSpec(
-            positive=Linear(-2 * share, share),
-            negative=Quadratic(share),
+            positive=Linear(-2, 1),
+            negative=Square(),
             gather=("sum", "sum"),
             combine="split",
             act="identity",
+            scale=1 / self.num_classes,
             others=True,
         )

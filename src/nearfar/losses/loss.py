@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.losses import dense, engine, inputs, migration, tuples
-from nearfar.losses.engine import BUDGET, Plan
 from nearfar.losses.memory import Spare
 from nearfar.losses.pairs import Pairs
+from nearfar.losses.plan import BUDGET, Plan
 from nearfar.losses.ranks import weighed_gradient
 from nearfar.losses.spec import Average, LossSpec, StripSpec
 from nearfar.losses.spread import over_all_rows

@@ -325,17 +325,16 @@ def beyond(s: Tensor, border: Tensor, sign: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Quadratic:
-    """f(s) = scale * s^2."""
+class Square:
+    """f(s) = s^2."""
 
-    scale: float
     uses_norm: ClassVar[bool] = False
 
     def value(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return torch.addcmul(_number(0.0, s), s, s, value=self.scale, out=out)
+        return torch.mul(s, s, out=out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        slope = s * (2 * self.scale)
+        slope = s + s
         return self.value(s, out=out), slope, None
 
 

@@ -317,6 +317,12 @@ class _MatrixTile:
         return v.masked_fill_(self.alike & self.vacant if keep_positives else self.alike, value)
 
 
+def no_positives(s: Tensor) -> TilePairs:
+    """Of a tile (b, t) in which all pairs are negative."""
+    none = torch.zeros_like(s, dtype=torch.bool)
+    return _MatrixTile(~none, none)
+
+
 class FewPairs:
     """Pairs by class as whole matrices.
 

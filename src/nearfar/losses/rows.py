@@ -24,9 +24,6 @@ from nearfar.losses.spec import LossSpec
 from nearfar.losses.vectors import cut
 from nearfar.losses.weights import Sides, only
 
-SLACK = 1e-3  # of similarities: nearer to the border of the mining, one cannot be sure without a closer look
-FEW = 2**13  # pairs of a tile whose softmax is torch's
-
 
 class Place(NamedTuple):
     """Where the statistics of a tile's rows are kept: tables have one line for each tile of a row, one column a row."""
@@ -47,8 +44,6 @@ class View:
     line: int | None = None  # which tile of its rows this is; None: the only one, of all the group's rows
     keep: bool = False
     keep_s: bool = False  # the similarities too, which the gradient will look at
-    hidden: bool = False  # mining has made what is no pair infinite, among `s` and among `listed`
-    last: bool = False  # nobody looks at the similarities after this: their memory may be written to
     store: Tensor | None = None  # (b, t) memory to keep it in
     scratch: Tensor | None = None  # (b, t) memory for the gradient that the next tile may use again
     held: "Held | None" = None
@@ -208,32 +203,6 @@ class SoftMin(LogSumExp):
         return -super().value()
 
 
-class Softmax:
-    """LogSumExp, or with a sign of -1 SoftMin, of one tile that is small, and that has pairs in every row. If mining
-    leaves none of them, the value is not infinite, but as good as that.
-    """
-
-    def __init__(self, sign: int = 1):
-        self.sign, self.empty = sign, -1e30 * sign
-
-    def gather(self, place: Place | None, v: Tensor) -> Tensor:
-        """Take in the values `v` (b, t); gives the derivatives."""
-        v = v if self.sign == 1 else v.neg_()
-        share = torch.softmax(v, 1)
-        self._value = v.amax(1).sub_(share.amax(1).log_())  # the largest share is 1 / sum exp(v - top)
-        return share
-
-    def value(self) -> Tensor:
-        """(n,)."""
-        return self._value if self.sign == 1 else -self._value
-
-    def hand_out(self, pull: Tensor) -> None:
-        self._pull = pull
-
-    def pull(self, place: Place | None) -> Tensor:
-        return self._pull.unsqueeze(1)
-
-
 class Sum:
     """sum_c v_rc, and, if asked to count, how many terms of it are not zero; the mean, if `number` is given."""
 
@@ -275,16 +244,6 @@ class Sum:
 
     def pull(self, place: Place | None) -> Tensor:
         return _of_rows(self._pull, place)
-
-
-class Single(Sum):
-    """The one value that a row has, which is not written to any more."""
-
-    def gather(self, place: Place | None, v: Tensor) -> Tensor:
-        if place is not None or self.counts is not None:
-            return super().gather(place, v)
-        self.totals.set(None, v.squeeze(1))
-        return v
 
 
 def _of_rows(pull: Tensor, place: Place | None) -> Tensor:
@@ -373,27 +332,20 @@ class GatheredRows:
     def __init__(self, spec: LossSpec, lines: int, n: int, like: Tensor, pairs: Pairs, rows: slice):
         self.spec, self.lines, self.pairs, self.rows = spec, lines, pairs, rows
         count = spec.average == "active"
-        # There is one tile, and every row has both kinds in it.
-        self.complete = lines == 1 and pairs.complete and pairs.spread is None
-        few = self.complete and n * pairs.columns <= FEW
-        self.negative: LogSumExp | Softmax | Sum
-        if spec.gather[1] == "lse":
-            self.negative = Softmax() if few else LogSumExp(lines, n, like)
-        else:
-            self.negative = Sum(lines, n, like, count=count)
-        self.positive: LogSumExp | Softmax | Sum
+        self.negative: LogSumExp | Sum
+        self.negative = LogSumExp(lines, n, like) if spec.gather[1] == "lse" else Sum(lines, n, like, count=count)
+        self.positive: LogSumExp | Sum
         if pairs.one_positive and spec.mining is None:  # lse, sum and mean of one value are that value
-            self.positive = Single(lines, n, like, count=count)
+            self.positive = Sum(lines, n, like, count=count)
         elif spec.gather[0] == "lse":
-            self.positive = Softmax() if few else LogSumExp(lines, n, like)
+            self.positive = LogSumExp(lines, n, like)
         elif spec.gather[0] == "softmin":
-            self.positive = Softmax(-1) if few else SoftMin(lines, n, like)
+            self.positive = SoftMin(lines, n, like)
         else:
             number = cut(pairs.positives, rows) if spec.gather[0] == "mean" else None
             self.positive = Sum(lines, n, like, number, count)
         self.each: EachPositive | None = None
-        self.idle = False  # whether it is known that mining leaves no pair
-        if spec.mining is not None and not self.complete:
+        if spec.mining is not None:
             self.lowest_positive = like.new_full((n,), math.inf)
             self.highest_negative = like.new_full((n,), -math.inf)
 
@@ -409,25 +361,16 @@ class GatheredRows:
 
     def find_extremes(self, view: View) -> None:
         """The least similar positive and the most similar negative, for the mining."""
-        assert view.s is not None and self.spec.mining is not None
-        s, listed, lowest = view.s, view.listed, None
+        assert view.s is not None
+        s, listed = view.s, view.listed
         if view.pairs is not None and listed is not None:
             if view.pairs.vacant is not None:
                 listed = listed.masked_fill(view.pairs.vacant, math.inf)
-            lowest = listed.amin(1)
+            lowest = self.lowest_positive[view.listing]
+            torch.minimum(lowest, listed.amin(1), out=lowest)
             s = view.pairs.hide(s.clone(), -math.inf)
-        highest = s.amax(1)
-        if self.complete and lowest is not None:
-            self.lowest_positive, self.highest_negative = lowest, highest
-            if not view.keep_s:  # what is no pair needs no second look
-                view.s, view.listed, view.hidden = s, listed, True
-            if s.device.type == "cpu":  # elsewhere one would have to wait for the answer
-                self.idle = bool((lowest - highest > self.spec.mining + SLACK).all())
-            return
-        if lowest is not None:
-            so_far = self.lowest_positive[view.listing]
-            torch.minimum(so_far, lowest, out=so_far)
-        self.highest_negative[view.rows] = torch.maximum(self.highest_negative[view.rows], highest)
+        highest = self.highest_negative[view.rows]
+        torch.maximum(highest, s.amax(1), out=highest)
 
     def collect(self, view: View) -> None:
         """P and N."""
@@ -449,8 +392,7 @@ class GatheredRows:
         self.highest_negative = ranks.max(self.highest_negative)
 
     def _exchange_sums(self, ranks: Ranks) -> None:
-        sides = [self.negative] if self.spec.combine == "negatives" else [self.negative, self.positive]
-        exchange([side for side in sides if not isinstance(side, Softmax)], ranks)  # which is of one process alone
+        exchange([self.negative] if self.spec.combine == "negatives" else [self.negative, self.positive], ranks)
 
     def _exchange_each(self, ranks: Ranks) -> None:
         self._of_each_positive().exchange(ranks)
@@ -465,18 +407,17 @@ class GatheredRows:
         assert s is not None
         if self.spec.mining is not None:
             # A row's threshold as one at zero, which is a cheap pass; what is left out passes through the (linear) map.
-            floor = cut(self.lowest_positive, view.rows) - self.spec.mining
-            floor = (floor if self.complete else floor.clamp_max_(torch.finfo(s.dtype).max)).unsqueeze(1)
+            floor = self.lowest_positive[view.rows] - self.spec.mining
+            floor = floor.clamp_max_(torch.finfo(s.dtype).max).unsqueeze(1)
             s = torch.threshold_(s - floor, 0.0, self.negative.empty).add_(floor)
         slope: Tensor | float = 1.0
         if gradient:
-            out = s if view.last and view.store is None else view.store
-            v, slope, _ = self.spec.negative.slopes(s, view.border, out=out)
+            v, slope, _ = self.spec.negative.slopes(s, view.border, out=view.store)
         else:
             v = self.spec.negative.value(s, view.border)
         if view.log_weight is not None:
             v.add_(view.log_weight)
-        if view.pairs is not None and not view.hidden:
+        if view.pairs is not None:
             view.pairs.hide(v, self.negative.empty, keep_positives=self.spec.others)
         v = self.negative.gather(view.place(view.rows), v)
         if isinstance(self.negative, Sum):
@@ -497,9 +438,9 @@ class GatheredRows:
         u, slope, norm_slope = self.spec.positive.slopes(s, view.pair_norm(pairs))
         if view.log_weight is not None:
             u.add_(view.log_weight if pairs.columns is None else view.log_weight[pairs.columns])
-        left_out = None if view.hidden else pairs.vacant
+        left_out = pairs.vacant
         if self.spec.mining is not None:
-            easy = s >= (cut(self.highest_negative, view.listing) + self.spec.mining).unsqueeze(1)
+            easy = s >= (self.highest_negative[view.listing] + self.spec.mining).unsqueeze(1)
             left_out = easy if left_out is None else left_out | easy
         if left_out is not None:
             u.masked_fill_(left_out, self.positive.empty)

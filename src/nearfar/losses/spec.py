@@ -29,6 +29,7 @@ class LossSpec(NamedTuple):
         combine: "joint", "split", "each" or "negatives", see above.
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
+        scale: a factor of all l_r.
         others: A_n runs over the positives too (SupCon's denominator).
         mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity);
             None keeps all.
@@ -48,6 +49,7 @@ class LossSpec(NamedTuple):
     combine: Literal["joint", "split", "each", "negatives"] = "joint"
     act: Literal["softplus", "relu", "identity"] = "softplus"
     side_scale: tuple[float, float] = (1.0, 1.0)
+    scale: float = 1.0
     others: bool = False
     mining: float | None = None
     average: Average = "both"
@@ -73,7 +75,8 @@ class StripSpec(NamedTuple):
             Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
             For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
         closed: the function gives, last, a list of the slopes: of the sum of its losses by the similarities (b, M), and
-            of each loss by each parameter (b,). Nothing of it is differentiated then.
+            of each loss by each parameter (b,); or None, if it knows that all are zero. Nothing of it is
+            differentiated then.
         average, anchors, normalize: as in `LossSpec`.
         vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
             class where `s` has K.

@@ -107,19 +107,19 @@ class TripletMarginLoss(Loss):
         zeros = torch.zeros_like(s[:, 0])
         return zeros.index_add(0, row, losses), zeros.index_add(0, row, (losses > 0).to(s.dtype))
 
-    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, list[Tensor] | None]:
         """The sum and the number of the active triplets, without forming them, and the slopes of the sum.
 
         The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
         kind, semihard = Distance(self.distance), self.mining == "semihard"
         distance = kind.value(s)
-        d_n = distance.masked_fill(~negative, torch.inf)
+        d_n = torch.where(negative, distance, torch.inf)
         if s.numel() * s.shape[1] <= FEW:  # every column has a slot
-            active = _active(distance.masked_fill(~positive, -torch.inf), d_n, self.margin, semihard)
+            active = _active(torch.where(positive, distance, -torch.inf), d_n, self.margin, semihard)
             if s.device.type == "cpu" and not bool(active.any()):  # elsewhere one would have to wait for the answer
                 nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
-                return nothing, nothing, [distance.zero_()]
+                return nothing, nothing, None
             of_positives, of_negatives = _numbers(active, s.dtype)
             factor = of_positives - of_negatives
         else:

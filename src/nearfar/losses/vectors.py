@@ -49,13 +49,21 @@ def unit(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
     """The vectors stretched to a length, differentiable. A zero vector has no direction: it stays zero, and so does its
     gradient.
     """
-    inverse = _inverse(torch.linalg.vector_norm(vectors, dim=1, keepdim=True))
+    inverse = divisor(torch.linalg.vector_norm(vectors, dim=1, keepdim=True)).reciprocal()
     return vectors * (inverse if isinstance(length, float) and length == 1 else inverse * length)
 
 
-def _inverse(norms: Tensor, out: Tensor | None = None) -> Tensor:
-    """1 / norm, and 0 for vectors that have none."""
-    return torch.reciprocal(torch.threshold(norms, 0.0, math.inf), out=out)
+def divisor(norms: Tensor) -> Tensor:
+    """The norm, and infinity for vectors that have none: what is divided by that is zero."""
+    return torch.threshold(norms, 0.0, math.inf)
+
+
+def turn(grad: Tensor, units: Tensor, divisors: Tensor, along: Tensor | None = None) -> None:
+    """The gradient by unit vectors (n, D) as one by the vectors before they were divided, in place; its part along the
+    unit vectors (n, 1), if that is known.
+    """
+    along = (grad * units).sum(1, keepdim=True) if along is None else along
+    grad.addcmul_(units, along, value=-1).div_(divisors)
 
 
 class Vectors:
@@ -82,7 +90,8 @@ class Vectors:
     ):
         self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
         self._norm: Tensor | None = None
-        self._inverse: Tensor | None = None
+        self._divisor: Tensor | None = None  # of what is prepared;
+        self._inverse: Tensor | None = None  # its inverse is made when asked for
         self._known = 0  # so many vectors are prepared or, if there are many, have norms: each when first asked for
         self._whole: Tensor | None = None
         self.shape = n, dimension = raw.shape[0] if order is None else order.shape[0], raw.shape[1]
@@ -96,9 +105,9 @@ class Vectors:
                 self._whole = self._whole.to(dtype)
             if uses_norm:
                 self._norm = torch.linalg.vector_norm(self._whole, dim=1, keepdim=True)
-                self._inverse = _inverse(self._norm)
+                self._divisor = divisor(self._norm)
                 if normalize and not self._folded:
-                    self._whole = self._whole * self._inverse
+                    self._whole = self._whole / self._divisor
         elif uses_norm:
             self._norm = raw.new_empty(n, 1, dtype=dtype)
             self._inverse = torch.empty_like(self._norm)
@@ -109,7 +118,7 @@ class Vectors:
             return
         part = slice(self._known, stop)
         torch.linalg.vector_norm(self.block(part), dim=1, keepdim=True, out=self._norm[part])
-        _inverse(self._norm[part], out=self._inverse[part])
+        torch.reciprocal(divisor(self._norm[part]), out=self._inverse[part])
         self._known = stop
 
     def _fetch(self, part: slice) -> Tensor:
@@ -137,7 +146,9 @@ class Vectors:
         return cut(self._norm, part)[:, 0]
 
     def _inverse_norms(self, part: slice) -> Tensor:
-        assert self._inverse is not None
+        if self._inverse is None:
+            assert self._divisor is not None
+            self._inverse = self._divisor.reciprocal()
         self._learn_norms(part.stop)
         return cut(self._inverse, part)
 
@@ -163,11 +174,13 @@ class Vectors:
         for inner in blocks(b, max(1, WORK // max(1, dimension))):
             outer = slice(part.start + inner.start, part.start + inner.stop)
             some, vectors, fold = cut(grad, inner), self.block(outer), self.fold(outer)
-            if self.normalize:
-                along = (some * vectors).sum(1, keepdim=True) if radial is None else cut(radial, inner)
-                some.addcmul_(vectors, along if fold is None else along * fold * fold, value=-1)
-                if fold is None:
-                    some.mul_(self._inverse_norms(outer))
+            along = None if radial is None else cut(radial, inner)
+            if self.normalize and fold is None:
+                assert self._divisor is not None
+                turn(some, vectors, cut(self._divisor, outer), along)
+            elif self.normalize and fold is not None:
+                along = (some * vectors).sum(1, keepdim=True) if along is None else along
+                some.addcmul_(vectors, along * fold * fold, value=-1)
             if by_norm is not None:
                 along = cut(by_norm, inner)[:, None]
                 if fold is not None or not self.normalize:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, overload
 import torch
 from torch import Tensor
 
+from nearfar.losses.spec import LossSpec
 from nearfar.losses.spread import over_all_rows
 
 if TYPE_CHECKING:
-    from nearfar.losses.engine import Plan
+    from nearfar.losses.plan import Plan
 
 
 Sides = tuple[Tensor | float, Tensor | float]
@@ -50,6 +51,7 @@ class RowWeights:
     def __init__(self, plan: "Plan", like: Tensor, upstream: Tensor | None = None):
         average, pairs, dtype = plan.spec.average, plan.pairs, like.dtype
         self.n, self.like, self.reduction, self._pairs = pairs.rows, like, plan.reduction, pairs
+        self._scale = plan.spec.scale if isinstance(plan.spec, LossSpec) else 1.0
         known = None if pairs.spread is None else pairs.spread.total
         self.counted: Tensor | None = None
         if not pairs.complete and average in ("both", "pairs", "positive"):
@@ -67,7 +69,7 @@ class RowWeights:
         even = self._given is None and self.counted is None and pairs.spread is None and average != "pairs"
         self._pull: Tensor | None = None
         if upstream is not None:
-            self._pull = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+            self._pull = self.factor * ordered(upstream, pairs.row_order).to(dtype)
         elif plan.reduction == "mean" and not even:
             share = self.weight if self.counted is None else self.weight * self.counted
             if average == "pairs":
@@ -75,16 +77,33 @@ class RowWeights:
             total = over_all_rows(pairs, share.sum())
             if known is not None:
                 total = torch.full_like(total, known)
-            self._pull = share / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
+            self._pull = self._scaled(share / total.clamp_min(torch.finfo(dtype).tiny))  # 0 if nothing counts
         elif plan.reduction != "mean":
-            self._pull = self.weight
+            self._pull = self.factor
+
+    def counted_of(self, rows: slice) -> Tensor | None:
+        """`counted`, of some rows."""
+        return None if self.counted is None else self.counted[rows]
+
+    def sides_of(self, rows: slice) -> Sides:
+        """`sides`, of some rows."""
+        a, b = self.sides
+        return a[rows] if isinstance(a, Tensor) else a, b
 
     @property
     def pull(self) -> Tensor:
         """(N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none"."""
         if self._pull is None:  # made if somebody asks for it: all rows count alike
-            self._pull = self.like.new_full((self.n,), 1 / max(1, self.n))
+            self._pull = self.like.new_full((self.n,), self._scale / max(1, self.n))
         return self._pull
+
+    def _scaled(self, weights: Tensor) -> Tensor:
+        return weights if self._scale == 1 else weights * self._scale
+
+    @functools.cached_property
+    def factor(self) -> Tensor:
+        """(N,) what the rows' losses are multiplied by before they are averaged or added."""
+        return self._scaled(self.weight)
 
     @functools.cached_property
     def weight(self) -> Tensor:
@@ -105,4 +124,4 @@ class RowWeights:
     @property
     def of_columns(self) -> Tensor:
         """What a term of the columns alone counts: once in the mean, and in the sum once for every row."""
-        return self.pull.new_ones(()) if self.reduction == "mean" else self.pull.sum()
+        return self.pull.new_ones(()) if self.reduction == "mean" else self.pull.sum() / self._scale
