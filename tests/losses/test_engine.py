@@ -174,33 +174,40 @@ def test_permutation(setting: Setting) -> None:
     assert_same(value_and_gradients(loss, permuted, labels[order]), [value, by_x[order], *rest])
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("setting", PAIRED, ids=str)
-def test_no_gradient_nobody_asked_for(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One product without gradients; none for embeddings or weights that do not take any."""
-    products: list[int] = []
+def test_no_gradient_nobody_asked_for(setting: Setting, many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same products without gradients as with frozen weights; more for embeddings, and for weights that take any."""
+    products: list[str] = []
 
     def counted(owner: Any, name: str) -> None:
         original = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, **k: (products.append(1), original(*a, **k))[1])
+        monkeypatch.setattr(owner, name, lambda *a, **k: (products.append(name), original(*a, **k))[1])
 
-    counted(engine, "_with_product")
-    for name in ("addmm_", "index_add_", "addcmul_"):
+    counted(torch, "mm")
+    for name in ("addmm_", "index_add_"):
         counted(torch.Tensor, name)
+
+    def number(x: Tensor, backward: bool = True) -> int:
+        products.clear()
+        value = loss(x, labels)
+        if backward:
+            value.backward()
+        return len(products)
+
+    if many:
+        as_if_many(monkeypatch)
     x, labels = batch()
     loss = setting.make().eval()
     with torch.no_grad():
-        loss(x, labels)
+        without = number(x, backward=False)
     loss.requires_grad_(False)
-    loss(x.detach(), labels)
-    assert not products
-    loss(x, labels).backward()
-    assert products
-    by_samples = len(products)
+    assert number(x.detach(), backward=False) == without
+    by_samples = number(x)
+    assert by_samples > without
     if setting.class_level:
-        products.clear()
         loss.requires_grad_()
-        loss(x, labels).backward()
-        assert len(products) > by_samples
+        assert number(x) > by_samples
 
 
 def test_symmetric_tiles_are_computed_once(monkeypatch: pytest.MonkeyPatch, tile: Callable[[int], None]) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from nearfar.losses import engine, triplet
+from nearfar.losses import inputs, triplet
 from nearfar.losses.pairs import ClassPairs, FewPairs, table_of
 from nearfar.losses.weights import restored
-from tests.losses.settings import as_if_many, unit
+from tests.losses.settings import SETTINGS, SIZE, Setting, as_if_many, unit
 
 IDS = torch.tensor([3, 0, 3, 1, 0, 3, 2, 1, 0, 3])
 OTHERS = torch.tensor([0, 3, 3, 2, 7])
@@ -85,7 +85,6 @@ EASY = [
     (losses.MultiSimilarityLoss, {}),
     (losses.TripletMarginLoss, {"mining": "all"}),
     (losses.TripletMarginLoss, {"mining": "semihard"}),
-    (losses.MarginLoss, {"beta": 0.7}),
 ]
 
 
@@ -96,14 +95,14 @@ def test_nothing_is_left_to_learn(
 ) -> None:
     """Products of gradients are not even begun; one hard sample, and all is as it is by autograd."""
     products: list[int] = []
-    product = engine._with_product
-    monkeypatch.setattr(engine, "_with_product", lambda *a, **k: (products.append(1), product(*a, **k))[1])
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *a, **k: (products.append(1), product(*a, **k))[1])
     x, labels = far_apart()
     given = {"ref_emb": x.detach().clone().requires_grad_(), "ref_labels": labels} if references else {}
     loss = kind(**arguments).double()
     value = loss(x, labels, **given)
     gradients = torch.autograd.grad(value, [x, *list(given.values())[:1]])
-    assert float(value.detach()) == 0 and not any(bool(g.any()) for g in gradients) and not products
+    assert float(value.detach()) == 0 and not any(bool(g.any()) for g in gradients) and len(products) == 1
 
     x, labels = far_apart(hard=True)
     ours, other = (each(x, labels, **given) for each in (loss, kind(**arguments, dense=True).double()))
@@ -112,7 +111,7 @@ def test_nothing_is_left_to_learn(
     torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in (ours, other)))
 
 
-@pytest.mark.parametrize(("kind", "arguments"), EASY)
+@pytest.mark.parametrize(("kind", "arguments"), [*EASY, (losses.MarginLoss, {"beta": 0.7})])
 @pytest.mark.parametrize("many", [False, True])
 def test_a_batch_that_is_no_number_is_not_taken_for_an_easy_one(
     kind: type[losses.Loss], arguments: dict[str, Any], many: bool, monkeypatch: pytest.MonkeyPatch
@@ -151,3 +150,29 @@ def test_two_samples_of_each_class_take_part_in_n_pairs(monkeypatch: pytest.Monk
     torch.testing.assert_close(*(torch.autograd.grad(v, x, weight)[0] for v in (values, expected)))
     as_if_many(monkeypatch)
     torch.testing.assert_close(loss(x, labels), values)
+
+
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if not setting.class_level], ids=str)
+@pytest.mark.parametrize("references", [False, True])
+def test_tables_of_positives_give_what_matrices_give(
+    setting: Setting, references: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one tile; of rows that have as many positives each, one positive each, or none."""
+    if references and not setting.takes_references:
+        pytest.skip("compares a batch with itself")
+    y = 3 * unit(6, SIZE, seed=5)
+    for labels, others in (
+        ([0, 0, 1, 1, 2, 2], [2, 1, 0, 0, 1, 2]),
+        ([0, 0, 0, 1, 1, 1], [0, 1, 2, 2, 2, 2]),
+        ([0, 0, 0, 1, 2, 2], [0, 0, 1, 3, 3, 3]),
+    ):
+        results = []
+        for few in (inputs.FEW, 0):
+            monkeypatch.setattr(inputs, "FEW", few)
+            x = (3 * unit(6, SIZE, seed=4)).requires_grad_()
+            torch.manual_seed(0)
+            given = {"ref_emb": y, "ref_labels": torch.tensor(others)} if references else {}
+            value = setting.make()(x, torch.tensor(labels), **given)
+            results.append((value.detach(), *torch.autograd.grad(value, x)))
+        monkeypatch.undo()
+        torch.testing.assert_close(*results)

@@ -130,7 +130,7 @@ def evaluate(
         units = y.vectors if y.normalized else unit(y.vectors)
         penalty = spec.pool.penalty(units.view(-1, spec.pool.size, units.shape[1]))
     by_columns = None if penalty is None else penalty[1].view(y.vectors.shape) * weights.of_columns
-    grads = _gradients(slopes, x, y, needs, by_columns)
+    grads = _gradients(slopes, x, y, pairs.crossed, needs, by_columns)
     losses = slopes.losses.view(-1)
     if plan.reduction == "none":
         losses = losses if penalty is None else losses + penalty[0]
@@ -139,7 +139,9 @@ def evaluate(
     return loss if penalty is None else loss + penalty[0] * weights.of_columns, grads
 
 
-def _gradients(slopes: _Slopes, x: _Side, y: _Side, needs: tuple[bool, ...], by_columns: Tensor | None) -> Grads:
+def _gradients(
+    slopes: _Slopes, x: _Side, y: _Side, crossed: bool, needs: tuple[bool, ...], by_columns: Tensor | None
+) -> Grads:
     """By the rows, the columns, the bias and the parameters; `by_columns` is what a penalty adds."""
     g, grad_x, grad_y, grad_bias = slopes.g, None, None, None
     if g is None:
@@ -149,7 +151,6 @@ def _gradients(slopes: _Slopes, x: _Side, y: _Side, needs: tuple[bool, ...], by_
         if needs[0]:  # H = G + G^T turns products 2 and 3 into one
             grad_x = x.restored(x.turned(torch.mm(g + g.t(), x.vectors)))
     else:
-        crossed = y.raw is x.raw
         if needs[0]:
             grad_x = x.restored(x.turned(torch.mm(g, y.vectors), slopes.by_norms[0]))
         if needs[1] or (crossed and needs[0]):
@@ -232,14 +233,14 @@ def _of_formula(
         easy = negatives <= lowest - spec.mining  # or no negatives at all
         too_easy = listed >= highest + spec.mining
         vacant = too_easy if vacant is None else vacant | too_easy
-    n = _of_negatives(spec, s, tile, easy, by_row[0].unsqueeze(1) if spec.border else None, log_weight)
+    n = _of_negatives(spec, s, tile, easy, by_row[0].unsqueeze(1) if spec.border else None, log_weight, pairs.complete)
     p = None
     if spec.combine != "negatives":
         norm = _pair_norms(x, y, table) if spec.positive.uses_norm else None
         weight = log_weight if log_weight is None or table is None else log_weight[table]
         p = _of_positives(spec, listed, vacant, norm, weight, n.value, pairs)
 
-    losses, by_p, by_n = _combined(spec, p, n, weights)
+    losses, by_p, by_n = _combined(spec, p, n, weights, pairs.complete)
     counted = None if weights.counted is None else weights.counted.unsqueeze(1)
     losses, pull = only(counted, losses), only(counted, weights.pull.unsqueeze(1))
     # What is not counted may be infinite, and times a weight of zero it would be NaN.
@@ -258,7 +259,13 @@ def _of_formula(
 
 
 def _of_negatives(
-    spec: LossSpec, s: Tensor, tile: TilePairs, easy: Tensor | None, border: Tensor | None, log_weight: Tensor | None
+    spec: LossSpec,
+    s: Tensor,
+    tile: TilePairs,
+    easy: Tensor | None,
+    border: Tensor | None,
+    log_weight: Tensor | None,
+    complete: bool,
 ) -> _Gathered:
     def hide(values: Tensor, value: float) -> Tensor:
         if easy is not None:
@@ -273,6 +280,8 @@ def _of_negatives(
     value, share = _gathered(spec.gather[1], v)
     if share is None:
         share, slope = hide(slope if isinstance(slope, Tensor) else v.fill_(slope), 0.0), 1.0
+    elif not complete:
+        hide(share, 0.0)  # of a row that has no negatives all columns had the same share
     return _Gathered(value, *_product(share, slope), active)
 
 
@@ -288,31 +297,39 @@ def _of_positives(
     u, slope, norm_slope = spec.positive.slopes(listed, norm)
     if log_weight is not None:
         u.add_(log_weight)
-    each, kind = spec.combine == "each", spec.gather[0]
+    if spec.combine == "each":
+        return _of_each_positive(u, slope, vacant, n, pairs)
+    kind = spec.gather[0]
     if vacant is not None:
-        u.masked_fill_(vacant, NO_PAIR["lse" if each else kind])
+        u.masked_fill_(vacant, NO_PAIR[kind])
     active = u.count_nonzero(1) if spec.average == "active" else None
-    by_n = None
-    if each:
-        part = _one_over(pairs.positives, u)
-        u.add_(n)
-        value, share = softplus(u).sum(1, keepdim=True).mul_(part), u.sigmoid_().mul_(part)
-        by_n = share.sum(1, keepdim=True)
-    elif vacant is None and u.shape[1] == 1:  # all that can be gathered of one value is that value
-        value, share = u, None
-    else:
-        value, share = _gathered(kind, u)
-    if share is None and vacant is not None:
-        share = torch.ones_like(u).masked_fill_(vacant, 0.0)
-    if kind == "mean" and not each and share is not None:
-        part = _one_over(pairs.positives, u)
+    if vacant is None and u.shape[1] == 1:  # all that can be gathered of one value is that value
+        return _Gathered(u, *_product(None, slope), active, norm_slope)
+    value, share = _gathered(kind, u)
+    if share is None or not pairs.complete:
+        share = torch.ones_like(u) if share is None else share
+        if vacant is not None:
+            share.masked_fill_(vacant, 0.0)
+    if kind == "mean":
+        part = _part(pairs, u)
         value, share = value.mul_(part), share.mul_(part)
-    by_norm = norm_slope if norm_slope is None or share is None else norm_slope * share
-    if share is None:
-        g, scale = (slope, 1.0) if isinstance(slope, Tensor) else (None, slope)
-    else:
-        g, scale = _product(share, slope)
-    return _Gathered(value, g, scale, active, by_norm, by_n)
+    by_norm = None if norm_slope is None else norm_slope * share
+    return _Gathered(value, *_product(share, slope), active, by_norm)
+
+
+def _of_each_positive(u: Tensor, slope: Tensor | float, vacant: Tensor | None, n: Tensor, pairs: Pairs) -> _Gathered:
+    """The mean over a row's positives of softplus(u + N)."""
+    if vacant is not None:
+        u.masked_fill_(vacant, NO_PAIR["lse"])
+    part = _part(pairs, u)
+    value, share = softplus(u.add_(n)).sum(1, keepdim=True).mul_(part), u.sigmoid_().mul_(part)
+    by_n = share.sum(1, keepdim=True)
+    return _Gathered(value, *_product(share, slope), None, by_n=by_n)
+
+
+def _part(pairs: Pairs, like: Tensor) -> Tensor:
+    """(N, 1) what one positive is of all that its row has."""
+    return pairs.positives.clamp_min(1).to(like.dtype).reciprocal_().unsqueeze(1)
 
 
 def _gathered(kind: Gather, v: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -330,21 +347,22 @@ def _gathered(kind: Gather, v: Tensor) -> tuple[Tensor, Tensor | None]:
     return v.sum(1, keepdim=True), None
 
 
-def _product(share: Tensor, slope: Tensor | float) -> tuple[Tensor, float]:
-    """d value / d s as a matrix and a number."""
-    return (share.mul_(slope), 1.0) if isinstance(slope, Tensor) else (share, slope)
-
-
-def _one_over(number: Tensor, like: Tensor) -> Tensor:
-    return number.clamp_min(1).to(like.dtype).reciprocal_().unsqueeze(1)
+def _product(share: Tensor | None, slope: Tensor | float) -> tuple[Tensor | None, float]:
+    """The derivatives as a matrix and a number; None: 1 for all."""
+    if isinstance(slope, Tensor):
+        return slope if share is None else share.mul_(slope), 1.0
+    return share, slope
 
 
 def _combined(
-    spec: LossSpec, p: _Gathered | None, n: _Gathered, weights: RowWeights
+    spec: LossSpec, p: _Gathered | None, n: _Gathered, weights: RowWeights, complete: bool
 ) -> tuple[Tensor, Tensor | float, Tensor | float]:
-    """The rows' losses (N, 1), and their derivatives by P and N."""
+    """The rows' losses (N, 1), and their derivatives by P and N. If the negatives are all, a row without any has the
+    logarithm of zero.
+    """
     if p is None:
-        losses, by = activate(spec.act, n.value)
+        value = n.value if complete else n.value.masked_fill(n.value < NO_PAIR["lse"] / 2, -math.inf)
+        losses, by = activate(spec.act, value)
         return losses, by, by
     if p.by_n is not None:
         return p.value, 1.0, p.by_n

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nearfar.losses.loss import Loss
 from nearfar.losses.pairs import Pairs
+from nearfar.losses.strips import strip_height
 from nearfar.losses.vectors import blocks, cut, unit
 from nearfar.losses.weights import ordered
 
@@ -30,8 +31,7 @@ def strips(
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Every similarity once: (rows, cosines (b, M), positive (b, M), negative (b, M)), in strips of bounded size."""
     x, y = in_order(pairs, rows, columns)
-    height = max(1, budget // (12 * x.element_size() * max(1, len(y))))  # a dozen temporaries of a strip
-    for part in blocks(len(x), height):
+    for part in blocks(len(x), strip_height(budget, len(y) * x.element_size())):
         yield part, x[part] @ y.t(), *pairs.masks(part)
 
 
@@ -65,7 +65,7 @@ class WholeBatchLoss(Loss):
     def fits_one_strip(self, embeddings: Tensor) -> bool:
         """Whether a strip function will see all samples × the same samples at once."""
         n = len(embeddings)
-        return 12 * n * n * max(4, embeddings.element_size()) <= self.memory_budget
+        return n <= strip_height(self.memory_budget, n * max(4, embeddings.element_size()))
 
     def check_unweighted(self, sample_weight: Tensor | None) -> None:
         """Refuse weights of the samples."""
