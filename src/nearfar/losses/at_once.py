@@ -15,12 +15,12 @@ from torch import Tensor
 
 from nearfar.losses.maps import softplus
 from nearfar.losses.memory import keep_freed_memory
-from nearfar.losses.pairs import Pairs, TilePairs, no_positives
+from nearfar.losses.pairs import MatrixTile, Pairs, TilePairs, no_positives
 from nearfar.losses.plan import Plan
 from nearfar.losses.rows import activate, times
 from nearfar.losses.spec import Gather, LossSpec, StripSpec
 from nearfar.losses.strips import of_strip, strip_height
-from nearfar.losses.vectors import at_least_float32, divisor, turn, unit
+from nearfar.losses.vectors import at_least_float32, unit
 from nearfar.losses.weights import RowWeights, only, ordered, restored
 
 LONGEST = 1024  # rows or columns of the one tile
@@ -58,20 +58,21 @@ class _Side(NamedTuple):
     divisor: Tensor | None  # (n, 1)
     normalized: bool
 
-    def turned(self, grad: Tensor, by_norm: Tensor | None = None) -> Tensor:
-        """The gradient by `vectors`, and by the norms (n, 1), as one by what these are made of, in place."""
+    def gradient(self, grad: Tensor, by_norm: Tensor | None = None) -> Tensor:
+        """By what the caller has, from that by `vectors`, which is used up, and by the norms (n, 1)."""
+        self.turn(grad, by_norm)
+        if self.order is not None:
+            grad = restored(grad, self.order, self.raw.shape[0])
+        return grad if grad.dtype == self.raw.dtype else grad.to(self.raw.dtype)
+
+    def turn(self, grad: Tensor, by_norm: Tensor | None = None) -> None:
+        """The same in place, still in the engine's order and precision."""
         if self.normalized:
             assert self.divisor is not None
-            turn(grad, self.vectors, self.divisor)
+            grad.addcmul_(self.vectors, (grad * self.vectors).sum(1, keepdim=True), value=-1).div_(self.divisor)
         if by_norm is not None:
             assert self.divisor is not None
             grad.addcmul_(self.vectors, by_norm if self.normalized else by_norm / self.divisor)
-        return grad
-
-    def restored(self, grad: Tensor) -> Tensor:
-        """In the caller's order and precision."""
-        grad = restored(grad, self.order, self.raw.shape[0])
-        return grad if grad.dtype == self.raw.dtype else grad.to(self.raw.dtype)
 
 
 def _side(raw: Tensor, order: Tensor | None, normalize: bool, keep_norm: bool, dtype: torch.dtype) -> _Side:
@@ -81,8 +82,8 @@ def _side(raw: Tensor, order: Tensor | None, normalize: bool, keep_norm: bool, d
     if not (normalize or keep_norm):
         return _Side(raw, order, vectors, None, None, False)
     norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    by = divisor(norm)
-    return _Side(raw, order, vectors / by if normalize else vectors, norm, by, normalize)
+    divisor = torch.threshold(norm, 0.0, math.inf)  # a zero vector stays zero, and so does its gradient
+    return _Side(raw, order, vectors / divisor if normalize else vectors, norm, divisor, normalize)
 
 
 class _Slopes(NamedTuple):
@@ -111,7 +112,7 @@ def evaluate(
     if bias is not None:
         s.add_(ordered(bias, pairs.column_order).to(dtype))
     weights = RowWeights(plan, s, upstream)
-    by_row = [ordered(p, pairs.row_order).to(dtype) for p in parameters if p is not None]
+    by_row = [ordered(p, pairs.row_order).to(dtype) for p in parameters if p is not None] if parameters else []
     log_weight = plan.column_weight
     if log_weight is not None:
         log_weight = ordered(log_weight, pairs.column_order).to(dtype).log()
@@ -149,25 +150,25 @@ def _gradients(
         grad_y = torch.zeros_like(y.raw) if needs[1] else None
     elif y is x:
         if needs[0]:  # H = G + G^T turns products 2 and 3 into one
-            grad_x = x.restored(x.turned(torch.mm(g + g.t(), x.vectors)))
+            grad_x = x.gradient(torch.mm(g + g.t(), x.vectors))
     else:
         if needs[0]:
-            grad_x = x.restored(x.turned(torch.mm(g, y.vectors), slopes.by_norms[0]))
-        if needs[1] or (crossed and needs[0]):
+            grad_x = x.gradient(torch.mm(g, y.vectors), slopes.by_norms[0])
+        if needs[1]:
             grad_y = torch.mm(g.t(), x.vectors)
-            grad_y = y.turned(grad_y if by_columns is None else grad_y.add_(by_columns), slopes.by_norms[1])
-            if crossed and grad_x is not None:
-                assert y.order is not None
-                grad_x.index_copy_(0, y.order, grad_y.to(grad_x.dtype))
-                grad_y = None
-            else:
-                grad_y = y.restored(grad_y)
+            grad_y = y.gradient(grad_y if by_columns is None else grad_y.add_(by_columns), slopes.by_norms[1])
+        elif crossed and grad_x is not None:
+            assert y.order is not None
+            others = torch.mm(g.t(), x.vectors)
+            y.turn(others)
+            grad_x.index_copy_(0, y.order, others.to(grad_x.dtype))
         if needs[2]:
             grad_bias = restored(g.sum(0), y.order)
-    nothing = (None,) * len(needs[3:])
-    wanted = zip(slopes.by_parameters or nothing, needs[3:], strict=True)
-    by_parameters = [restored(p, x.order) if p is not None and need else None for p, need in wanted]
-    return grad_x, grad_y, grad_bias, *by_parameters
+    if len(needs) == 3:
+        return grad_x, grad_y, grad_bias
+    by_parameters = slopes.by_parameters or (None,) * (len(needs) - 3)
+    wanted = zip(by_parameters, needs[3:], strict=True)
+    return grad_x, grad_y, grad_bias, *(restored(p, x.order) if p is not None and need else None for p, need in wanted)
 
 
 def _of_function(
@@ -221,7 +222,7 @@ def _of_formula(
     """What the formula gives."""
     pairs = plan.pairs
     tile = pairs.tile(slice(0, s.shape[0]), slice(0, s.shape[1])) or no_positives(s)
-    table, vacant, easy = tile.columns, tile.vacant, None
+    table, vacant = tile.columns, tile.vacant
     listed = s if table is None else s.gather(1, table)
     if spec.mining is not None:
         lowest = (listed if vacant is None else listed.masked_fill(vacant, math.inf)).amin(1, keepdim=True)
@@ -230,10 +231,10 @@ def _of_formula(
         # On a GPU one would have to wait for the answer; and ranks wait for each other.
         if s.device.type == "cpu" and pairs.spread is None and float((lowest - highest).amin()) > spec.mining + SLACK:
             return _Slopes(s.new_zeros(s.shape[0]), None)
-        easy = negatives <= lowest - spec.mining  # or no negatives at all
-        too_easy = listed >= highest + spec.mining
-        vacant = too_easy if vacant is None else vacant | too_easy
-    n = _of_negatives(spec, s, tile, easy, by_row[0].unsqueeze(1) if spec.border else None, log_weight, pairs.complete)
+        easy = listed >= highest + spec.mining
+        vacant = easy if vacant is None else vacant | easy
+        tile = MatrixTile(vacant, negatives <= lowest - spec.mining)
+    n = _of_negatives(spec, s, tile, by_row[0].unsqueeze(1) if spec.border else None, log_weight, pairs.complete)
     p = None
     if spec.combine != "negatives":
         norm = _pair_norms(x, y, table) if spec.positive.uses_norm else None
@@ -241,16 +242,18 @@ def _of_formula(
         p = _of_positives(spec, listed, vacant, norm, weight, n.value, pairs)
 
     losses, by_p, by_n = _combined(spec, p, n, weights, pairs.complete)
-    counted = None if weights.counted is None else weights.counted.unsqueeze(1)
-    losses, pull = only(counted, losses), only(counted, weights.pull.unsqueeze(1))
-    # What is not counted may be infinite, and times a weight of zero it would be NaN.
-    pull_n = times(pull, only(counted, by_n))
+    pull = weights.pull.unsqueeze(1)
+    if weights.counted is not None:
+        # What is not counted may be infinite, and times a weight of zero it would be NaN.
+        counted, same = weights.counted.unsqueeze(1), by_p is by_n
+        losses, pull, by_n = only(counted, losses), only(counted, pull), only(counted, by_n)
+        by_p = by_n if same else only(counted, by_p)
+    pull_n = times(pull, by_n)
     assert n.g is not None
     g = n.g.mul_(times(pull_n, n.scale * spec.side_scale[1]))
     if p is None:
         return _Slopes(losses, g)
-    pull_p = pull_n if by_p is by_n else times(pull, only(counted, by_p))
-    pull_p = times(pull_p, p.scale * spec.side_scale[0])
+    pull_p = times(pull_n if by_p is by_n else times(pull, by_p), p.scale * spec.side_scale[0])
     by_listed = pull_p if p.g is None else p.g * pull_p
     if table is None:
         return _Slopes(losses, g.add_(by_listed))
@@ -262,26 +265,22 @@ def _of_negatives(
     spec: LossSpec,
     s: Tensor,
     tile: TilePairs,
-    easy: Tensor | None,
     border: Tensor | None,
     log_weight: Tensor | None,
     complete: bool,
 ) -> _Gathered:
-    def hide(values: Tensor, value: float) -> Tensor:
-        if easy is not None:
-            return values.masked_fill_(easy, value)
-        return tile.hide(values, value, keep_positives=spec.others)
-
+    kind = spec.gather[1]
     v, slope, _ = spec.negative.slopes(s, border)
     if log_weight is not None:
         v.add_(log_weight)
-    hide(v, NO_PAIR[spec.gather[1]])
+    tile.hide(v, NO_PAIR[kind], keep_positives=spec.others)
     active = v.count_nonzero(1) if spec.average == "active" else None
-    value, share = _gathered(spec.gather[1], v)
+    value, share = _gathered(kind, v)
     if share is None:
-        share, slope = hide(slope if isinstance(slope, Tensor) else v.fill_(slope), 0.0), 1.0
-    elif not complete:
-        hide(share, 0.0)  # of a row that has no negatives all columns had the same share
+        share, slope = slope if isinstance(slope, Tensor) else v.fill_(slope), 1.0
+        tile.hide(share, 0.0, keep_positives=spec.others)
+    elif not complete:  # in a row that has no negatives, all columns had the same share
+        tile.hide(share, 0.0, keep_positives=spec.others)
     return _Gathered(value, *_product(share, slope), active)
 
 
@@ -306,14 +305,18 @@ def _of_positives(
     if vacant is None and u.shape[1] == 1:  # all that can be gathered of one value is that value
         return _Gathered(u, *_product(None, slope), active, norm_slope)
     value, share = _gathered(kind, u)
-    if share is None or not pairs.complete:
-        share = torch.ones_like(u) if share is None else share
-        if vacant is not None:
-            share.masked_fill_(vacant, 0.0)
+    by_norm, summed = norm_slope, share is None
+    if share is None:
+        share, slope = slope if isinstance(slope, Tensor) else u.fill_(slope), 1.0
+    elif by_norm is not None:
+        by_norm = by_norm * share
+    if vacant is not None and (summed or not pairs.complete):
+        share.masked_fill_(vacant, 0.0)
+        by_norm = None if by_norm is None else by_norm.masked_fill(vacant, 0.0)
     if kind == "mean":
         part = _part(pairs, u)
         value, share = value.mul_(part), share.mul_(part)
-    by_norm = None if norm_slope is None else norm_slope * share
+        by_norm = None if by_norm is None else by_norm * part
     return _Gathered(value, *_product(share, slope), active, by_norm)
 
 
@@ -370,10 +373,14 @@ def _combined(
         losses, by = activate(spec.act, p.value + n.value)
         return losses, by, by
     (loss_p, by_p), (loss_n, by_n) = activate(spec.act, p.value), activate(spec.act, n.value)
-    side_p, side_n = (side.unsqueeze(1) if isinstance(side, Tensor) else side for side in weights.sides)
+    a, b = spec.side_scale
+    if spec.average not in ("sides", "active"):
+        return torch.add(times(loss_p, a), loss_n, alpha=b), by_p, by_n
+    side_p, side_n = weights.sides
     if p.active is not None and n.active is not None:
         side_p, side_n = weights.over_active(p.active), weights.over_active(n.active)
-    a, b = spec.side_scale
+    elif isinstance(side_p, Tensor):
+        side_p = side_p.unsqueeze(1)
     losses = torch.add(times(times(loss_p, side_p), a), times(loss_n, side_n), alpha=b)
     return losses, times(by_p, side_p), times(by_n, side_n)
 

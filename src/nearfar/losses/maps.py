@@ -49,7 +49,7 @@ class Linear:
         return _linear(s, self.scale, self.offset, out)
 
     def slopes(self, s: Tensor, n: Tensor | None = None, out: Tensor | None = None) -> Slopes:
-        return self.value(s, out=out), self.scale, None
+        return _linear(s, self.scale, self.offset, out), self.scale, None
 
 
 def _linear(s: Tensor, scale: float, offset: float, out: Tensor | None = None) -> Tensor:

@@ -16,7 +16,6 @@ Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table,
 """
 
 import bisect
-import collections
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -303,9 +302,11 @@ class TowerPairs(ClassPairs):
 
 
 @dataclass
-class _MatrixTile:
+class MatrixTile:
+    """Pairs as matrices."""
+
     vacant: Tensor  # (b, t)
-    alike: Tensor  # (b, t) whether a pair is of one class
+    alike: Tensor  # (b, t) what is no negative: a pair of one class
     columns: None = None
     rows: None = None
 
@@ -320,7 +321,7 @@ class _MatrixTile:
 def no_positives(s: Tensor) -> TilePairs:
     """Of a tile (b, t) in which all pairs are negative."""
     none = torch.zeros_like(s, dtype=torch.bool)
-    return _MatrixTile(~none, none)
+    return MatrixTile(~none, none)
 
 
 class FewPairs:
@@ -347,11 +348,14 @@ class FewPairs:
     @classmethod
     def among_samples(cls, ids: Tensor, part: slice | None = None) -> "FewPairs":
         """Samples, or some of them × the same samples."""
-        classes = ids.tolist()
-        numbers = collections.Counter(classes)
-        own = numbers if part is None else classes[part]
-        complete = len(numbers) > 1 and len(own) > 0 and min(numbers[i] for i in own) > 1
-        return cls(ids, ids, complete, 0) if part is None else cls(ids[part], ids, complete, part.start)
+        classes: list[int] = ids.tolist()
+        numbers: dict[int, int] = {}
+        for one in classes:
+            numbers[one] = numbers.get(one, 0) + 1
+        if part is None:
+            return cls(ids, ids, len(numbers) > 1 and min(numbers.values()) > 1, 0)
+        own = [numbers[one] for one in classes[part]]
+        return cls(ids[part], ids, len(numbers) > 1 and len(own) > 0 and min(own) > 1, part.start)
 
     @classmethod
     def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "FewPairs":
@@ -366,37 +370,27 @@ class FewPairs:
         return self.first == 0 and self.rows == self.columns
 
     @functools.cached_property
-    def alike(self) -> Tensor:
-        """(N, M) whether a pair is of one class."""
-        return self.ids == self.column_ids
-
-    @functools.cached_property
-    def vacant(self) -> Tensor:
-        """(N, M) whether it is no positive pair: of two classes, or a sample with itself."""
-        return self._with_itself(self.ids != self.column_ids, True)
-
-    def _with_itself(self, mask: Tensor, value: bool) -> Tensor:
-        if self.first is not None:
-            mask.diagonal(self.first).fill_(value)
-        return mask
-
-    @functools.cached_property
     def positives(self) -> Tensor:
-        return self.columns - self.vacant.sum(1)
+        alike = (self.ids == self.column_ids).sum(1)
+        return alike if self.first is None else alike - 1
 
     @functools.cached_property
     def negatives(self) -> Tensor:
-        return self.columns - self.alike.sum(1)
+        return (self.ids != self.column_ids).sum(1)
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
-        whole = rows == slice(0, self.rows) and columns == slice(0, self.columns)
-        vacant, alike = self.vacant, self.alike
-        return _MatrixTile(vacant, alike) if whole else _MatrixTile(vacant[rows, columns], alike[rows, columns])
+        vacant, alike = self.ids != self.column_ids, self.ids == self.column_ids
+        if self.first is not None:
+            vacant.diagonal(self.first).fill_(True)
+        if rows == slice(0, self.rows) and columns == slice(0, self.columns):
+            return MatrixTile(vacant, alike)
+        return MatrixTile(vacant[rows, columns], alike[rows, columns])
 
     def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
-        if rows != slice(0, self.rows):
-            return ~self.vacant[rows], ~self.alike[rows]
-        return self._with_itself(self.ids == self.column_ids, False), self.ids != self.column_ids
+        positive, negative = self.ids == self.column_ids, self.ids != self.column_ids
+        if self.first is not None:
+            positive.diagonal(self.first).fill_(False)
+        return cut(positive, rows), cut(negative, rows)
 
     def of_rows(self, index: Tensor) -> "FewPairs":
         return FewPairs(self.ids[:, 0].index_select(0, index), self.column_ids, self.complete)

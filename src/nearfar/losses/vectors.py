@@ -49,21 +49,13 @@ def unit(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
     """The vectors stretched to a length, differentiable. A zero vector has no direction: it stays zero, and so does its
     gradient.
     """
-    inverse = divisor(torch.linalg.vector_norm(vectors, dim=1, keepdim=True)).reciprocal()
+    inverse = _divisor(torch.linalg.vector_norm(vectors, dim=1, keepdim=True)).reciprocal()
     return vectors * (inverse if isinstance(length, float) and length == 1 else inverse * length)
 
 
-def divisor(norms: Tensor) -> Tensor:
+def _divisor(norms: Tensor) -> Tensor:
     """The norm, and infinity for vectors that have none: what is divided by that is zero."""
     return torch.threshold(norms, 0.0, math.inf)
-
-
-def turn(grad: Tensor, units: Tensor, divisors: Tensor, along: Tensor | None = None) -> None:
-    """The gradient by unit vectors (n, D) as one by the vectors before they were divided, in place; its part along the
-    unit vectors (n, 1), if that is known.
-    """
-    along = (grad * units).sum(1, keepdim=True) if along is None else along
-    grad.addcmul_(units, along, value=-1).div_(divisors)
 
 
 class Vectors:
@@ -105,7 +97,7 @@ class Vectors:
                 self._whole = self._whole.to(dtype)
             if uses_norm:
                 self._norm = torch.linalg.vector_norm(self._whole, dim=1, keepdim=True)
-                self._divisor = divisor(self._norm)
+                self._divisor = _divisor(self._norm)
                 if normalize and not self._folded:
                     self._whole = self._whole / self._divisor
         elif uses_norm:
@@ -118,7 +110,7 @@ class Vectors:
             return
         part = slice(self._known, stop)
         torch.linalg.vector_norm(self.block(part), dim=1, keepdim=True, out=self._norm[part])
-        torch.reciprocal(divisor(self._norm[part]), out=self._inverse[part])
+        torch.reciprocal(_divisor(self._norm[part]), out=self._inverse[part])
         self._known = stop
 
     def _fetch(self, part: slice) -> Tensor:
@@ -174,13 +166,12 @@ class Vectors:
         for inner in blocks(b, max(1, WORK // max(1, dimension))):
             outer = slice(part.start + inner.start, part.start + inner.stop)
             some, vectors, fold = cut(grad, inner), self.block(outer), self.fold(outer)
-            along = None if radial is None else cut(radial, inner)
-            if self.normalize and fold is None:
-                assert self._divisor is not None
-                turn(some, vectors, cut(self._divisor, outer), along)
-            elif self.normalize and fold is not None:
-                along = (some * vectors).sum(1, keepdim=True) if along is None else along
-                some.addcmul_(vectors, along * fold * fold, value=-1)
+            if self.normalize:
+                along = (some * vectors).sum(1, keepdim=True) if radial is None else cut(radial, inner)
+                some.addcmul_(vectors, along if fold is None else along * fold * fold, value=-1)
+                if fold is None:
+                    assert self._divisor is not None
+                    some.div_(cut(self._divisor, outer))
             if by_norm is not None:
                 along = cut(by_norm, inner)[:, None]
                 if fold is not None or not self.normalize:
