@@ -218,7 +218,7 @@ def inputs() -> dict[str, tuple[Tensor, Tensor]]:
 
 # Up to these sizes there are shorter ways, and beyond them others.
 LIMITS = ("inputs.FEW", "inputs.FEW_LABELS", "at_once.LONGEST", "vectors.FEW", "triplet.FEW", "triplet.MANY")
-LIMITS += ("triplet.TOGETHER", "ranking.TOGETHER")
+LIMITS += ("triplet.TOGETHER", "ranking.FEW", "ranking.TOGETHER")
 
 
 def as_if_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from nearfar.losses.pairs import table_of
 from nearfar.losses.registry import register
 from nearfar.losses.spec import StripSpec
 
+FEW = 2**15  # pairs of two columns that are compared without a table of the positives
 TOGETHER = 2**20  # pairs of a positive and another column that are compared together
 
 
@@ -28,19 +29,24 @@ def ranks_above(
         among: count the other positives, too.
 
     Returns:
-        The negatives (b, K), one entry per positive; the same of the other positives, or None; and which of the entries
-        are one.
+        The negatives (b, K), one entry per positive, or per column; the same of the other positives, or None; and which
+        of the entries are of a positive.
     """
-    columns, filled = table_of(positive)
 
-    def above(s: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
-        sigmoid = torch.sigmoid((s.unsqueeze(1) - s.gather(1, columns).unsqueeze(2)) * (1 / temperature))
+    def above(s: Tensor, columns: Tensor | None) -> tuple[Tensor, ...]:
+        own = s if columns is None else s.gather(1, columns)
+        sigmoid = torch.sigmoid((s.unsqueeze(1) - own.unsqueeze(2)) * (1 / temperature))
         of_negatives = (sigmoid * negative.unsqueeze(1)).sum(2)
         if not among:
             return (of_negatives,)
-        other = torch.arange(s.shape[1], device=s.device) != columns.unsqueeze(2)
+        all_columns = torch.arange(s.shape[1], device=s.device)
+        other = all_columns != (all_columns if columns is None else columns).unsqueeze(-1)
         return of_negatives, (sigmoid * (other & positive.unsqueeze(1))).sum(2)
 
+    if s.numel() * s.shape[1] <= FEW:  # every column has an entry
+        counts = above(s, None)
+        return counts[0], counts[1] if among else None, positive
+    columns, filled = table_of(positive)
     # As many positives at a time as are bounded in memory; if not all, each part is computed again for its gradient.
     together = max(1, TOGETHER // max(1, s.numel()))
     if columns.shape[1] <= together:
@@ -225,7 +231,7 @@ class PNPLoss(Loss):
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         before, _, filled = ranks_above(s, positive, negative, self.anneal)
-        before_query = torch.where(negative, torch.sigmoid((s - 1) / self.anneal), 0).sum(1)
+        before_query = (torch.sigmoid((s - 1) / self.anneal) * negative).sum(1)
         shape: dict[str, Callable[[Tensor], Tensor]] = {
             "O": lambda r: r,
             "Ds": torch.log1p,
@@ -234,7 +240,7 @@ class PNPLoss(Loss):
             "Ib": lambda r: (self.b * r - torch.log1p(self.b * r)) / self.b**2,
         }
         f = shape[self.variant]
-        total = torch.where(filled, f(before), 0).sum(1) + f(before_query)
+        total = (f(before) * filled).sum(1) + f(before_query)
         return total / (filled.sum(1) + 1)
 
     def spec(self) -> StripSpec:
