@@ -87,7 +87,7 @@ def _side(raw: Tensor, order: Tensor | None, normalize: bool, keep_norm: bool, d
 
 
 class _Slopes(NamedTuple):
-    """The rows' losses, (N, 1) or (N,), and the derivatives of their weighted sum."""
+    """The rows' losses (N,), and the derivatives of their weighted sum."""
 
     losses: Tensor
     g: Tensor | None  # (N, M) by the similarities; None: it is known that all are zero
@@ -132,7 +132,7 @@ def evaluate(
         penalty = spec.pool.penalty(units.view(-1, spec.pool.size, units.shape[1]))
     by_columns = None if penalty is None else penalty[1].view(y.vectors.shape) * weights.of_columns
     grads = _gradients(slopes, x, y, pairs.crossed, needs, by_columns)
-    losses = slopes.losses.view(-1)
+    losses = slopes.losses
     if plan.reduction == "none":
         losses = losses if penalty is None else losses + penalty[0]
         return restored(losses * weights.factor, pairs.row_order, len(rows) if pairs.crossed else None), grads
@@ -186,7 +186,7 @@ def _of_function(
         by_column = [s.new_zeros(s.shape[1]) if log_weight is None else log_weight]
     inputs, masks = [s, *(p.detach() for p in by_row)], plan.pairs.masks(slice(0, plan.pairs.rows))
     strip = of_strip(spec, inputs, masks, by_column, weights.sides, weights.counted, wanted)
-    losses = strip.losses.detach()
+    losses = strip.losses if spec.closed else strip.losses.detach()
     if spec.closed and strip.slopes is None and plan.pairs.spread is None:
         return _Slopes(losses, None)
     scale = None if strip.active is None else weights.over_active(strip.active)
@@ -242,11 +242,11 @@ def _of_formula(
         p = _of_positives(spec, listed, vacant, norm, weight, n.value, pairs)
 
     losses, by_p, by_n = _combined(spec, p, n, weights, pairs.complete)
-    pull = weights.pull.unsqueeze(1)
+    losses, pull = losses.view(-1), weights.pull.unsqueeze(1)
     if weights.counted is not None:
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
         counted, same = weights.counted.unsqueeze(1), by_p is by_n
-        losses, pull, by_n = only(counted, losses), only(counted, pull), only(counted, by_n)
+        losses, pull, by_n = only(weights.counted, losses), only(counted, pull), only(counted, by_n)
         by_p = by_n if same else only(counted, by_p)
     pull_n = times(pull, by_n)
     assert n.g is not None
@@ -254,9 +254,10 @@ def _of_formula(
     if p is None:
         return _Slopes(losses, g)
     pull_p = times(pull_n if by_p is by_n else times(pull, by_p), p.scale * spec.side_scale[0])
-    by_listed = pull_p if p.g is None else p.g * pull_p
     if table is None:
-        return _Slopes(losses, g.add_(by_listed))
+        assert p.g is not None
+        return _Slopes(losses, g.addcmul_(p.g, pull_p))
+    by_listed = pull_p if p.g is None else p.g * pull_p
     g.scatter_add_(1, table, by_listed if by_listed.shape == table.shape else by_listed.expand_as(table))
     return _Slopes(losses, g, (None, None) if p.by_norm is None else _by_norms(p.by_norm * pull_p, x, y, table))
 

@@ -66,12 +66,12 @@ def of_strip(
         for each in inputs:
             each.requires_grad_(wanted)
         losses, active = _losses(spec, spec.function(s, *masks, *parameters, *column_parameters), sides)
-        return Strip(only(counted, losses), active, counted, inputs, None)
+        return Strip(only(counted, losses), None if active is None else active.detach(), counted, inputs, None)
 
 
 def _losses(spec: StripSpec, result: Any, sides: Sides) -> tuple[Tensor, Tensor | None]:
     if spec.average == "sides":
         return result[0] * sides[0] + result[1] * sides[1], None
     if spec.average == "active":
-        return result[0], result[1].detach()  # the number of active terms in all rows divides it, in the end
+        return result[0], result[1]  # the number of active terms in all rows divides it, in the end
     return result[0] if spec.closed else result, None
