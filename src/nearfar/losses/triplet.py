@@ -113,13 +113,13 @@ class TripletMarginLoss(Loss):
         The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
         kind, semihard = Distance(self.distance), self.mining == "semihard"
+        here = s.device.type == "cpu"  # elsewhere one would have to wait for the answer, whether any is active
         distance = kind.value(s)
         d_n = torch.where(negative, distance, torch.inf)
         if s.numel() * s.shape[1] <= FEW:  # every column has a slot
             active = _active(torch.where(positive, distance, -torch.inf), d_n, self.margin, semihard)
-            if s.device.type == "cpu" and not bool(active.any()):  # elsewhere one would have to wait for the answer
-                nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
-                return nothing, nothing, None
+            if here and not bool(active.any()):
+                return _none_active(distance)
             of_positives, of_negatives = _numbers(active, s.dtype)
             factor = of_positives - of_negatives
         else:
@@ -127,6 +127,8 @@ class TripletMarginLoss(Loss):
             d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
             count = _compared if columns.shape[1] < MANY else _sorted
             of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
+            if here and not bool(of_positives.any()):
+                return _none_active(distance)
             factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
         number = of_positives.sum(1)
         sums = torch.add((distance * factor).sum(1), number, alpha=self.margin)
@@ -149,6 +151,11 @@ class TripletMarginLoss(Loss):
             loss, kept = checkpoint(with_negatives, distance, d_p[:, slot], filled[:, slot], use_reentrant=False)
             losses, number = losses + loss, number + kept
         return losses, number
+
+
+def _none_active(distance: Tensor) -> tuple[Tensor, Tensor, None]:
+    nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
+    return nothing, nothing, None
 
 
 def _active(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> Tensor:
