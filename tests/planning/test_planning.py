@@ -6,6 +6,7 @@ import pytest
 
 from nearfar.cli import main
 from nearfar.losses import engine
+from nearfar.losses import plan as losses_plan
 from nearfar.planning import Hardware, Job, memory_of, plan, time_of, traffic_of
 from nearfar.planning import traffic as messages
 from nearfar.planning.memory import BUDGET
@@ -125,8 +126,9 @@ def test_what_would_fit() -> None:
 
 
 def test_constants_are_those_of_the_losses() -> None:
-    assert engine.BUDGET == BUDGET
-    for name in ("TILE", "WIDEST", "FEWEST_ROWS"):
+    assert losses_plan.BUDGET == BUDGET
+    assert losses_plan.TILE == messages.TILE
+    for name in ("WIDEST", "FEWEST_ROWS"):
         assert getattr(engine, name) == getattr(messages, name)
 
 

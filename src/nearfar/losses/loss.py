@@ -109,7 +109,7 @@ class Loss(Summand):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     num_classes: int = 0  # that have weights
-    embedding_size: int | None = None  # the dimension of these; None: there are none
+    weighted: bool = False  # whether there are any: what is no parameter is found faster
     vectors_per_class: int = 1
     distribution: "Distribution | None" = None  # over several processes, which `distribute` gives it
     sampling_step: Tensor  # how many steps have drawn classes, and the classes here that the last one did,
@@ -146,7 +146,7 @@ class Loss(Summand):
             raise ValueError("the class-level form needs both num_classes and embedding_size")
         if num_classes < 1 or embedding_size < 1:
             raise ValueError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
-        self.num_classes, self.embedding_size, self.vectors_per_class = num_classes, embedding_size, vectors_per_class
+        self.weighted, self.num_classes, self.vectors_per_class = True, num_classes, vectors_per_class
         device = torch.device("meta") if self.sharded else None
         vectors = torch.randn(num_classes * vectors_per_class, embedding_size, device=device)
         self.weight = nn.Parameter(vectors * self.initial_scale)
@@ -213,7 +213,8 @@ class Loss(Summand):
                 Without `negatives`, all others are.
             sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
         """
-        inputs.check_embeddings(embeddings, self.embedding_size, finite=self.check_finite)
+        embedding_size = self.weight.shape[-1] if self.weighted and self.weight is not None else None
+        inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(embeddings))
         given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
@@ -254,7 +255,7 @@ class Loss(Summand):
     @property
     def class_level(self) -> bool:
         """Whether samples are compared with vectors of the classes, and not with each other."""
-        return self.embedding_size is not None
+        return self.weighted
 
     @property
     def row_local(self) -> bool:
@@ -278,7 +279,7 @@ class Loss(Summand):
         spec = self.spec()
         rows, columns = self.prepare(given.embeddings), given.ref_emb
         bias: Tensor | None = None
-        if self.embedding_size is not None:
+        if self.weighted:
             columns, bias = self.weight, self.bias
         spread = pairs.spread
         if spread is not None and spread.shard is not None:
@@ -374,16 +375,15 @@ class Loss(Summand):
         n, classes = given.embeddings.shape[0], self.num_classes
         if self.distribution is not None and self.distribution.by_classes(self):
             return self.distribution.class_pairs(self, given)
-        weighted = self.embedding_size is not None
-        columns = classes if weighted else n if given.ref_emb is None else len(given.ref_emb)
+        columns = classes if self.weighted else n if given.ref_emb is None else len(given.ref_emb)
         if given.positives is not None:
-            own = 0 if not weighted and given.ref_emb is None else None
+            own = 0 if not self.weighted and given.ref_emb is None else None
             return inputs.mask_pairs(given.positives, given.negatives, own, transpose=self.proxies_are_rows)
         if given.indices_tuple is not None and not self.class_level:
             indices = tuples.checked(given.indices_tuple, n, columns, given.embeddings.device)
             return self.listed_pairs(indices, n, columns, same=given.ref_emb is None)
         assert given.labels is not None
-        if weighted:
+        if self.weighted:
             return inputs.class_pairs(given.labels, classes, self.proxies_are_rows)
         return inputs.sample_pairs(given.labels, given.ref_labels)
 
@@ -392,12 +392,12 @@ class Loss(Summand):
         there are samples to compare with.
         """
         n, labels, positives, ref_emb = given.embeddings.shape[0], given.labels, given.positives, given.ref_emb
-        weighted, mined = self.embedding_size is not None, given.indices_tuple is not None and not self.class_level
+        mined = given.indices_tuple is not None and not self.class_level
         if mined and positives is not None:
             raise ValueError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
         if (labels is None) == (positives is None) and not mined:
             raise ValueError("give either labels, or positives= (and negatives=) as boolean masks")
-        if weighted and ref_emb is not None:
+        if self.weighted and ref_emb is not None:
             raise ValueError(
                 f"{type(self).__name__} with num_classes compares with its own class weights: "
                 "ref_emb goes with pair-level losses"
@@ -407,13 +407,13 @@ class Loss(Summand):
         if positives is not None:
             if columns is None:
                 columns = n if ref_emb is None else len(ref_emb)
-            inputs.check_masks(positives, given.negatives, (n, self.num_classes if weighted else columns))
+            inputs.check_masks(positives, given.negatives, (n, self.num_classes if self.weighted else columns))
             return
         if given.negatives is not None:
             raise ValueError("negatives= goes with positives=, instead of labels")
         if labels is not None:
             inputs.check_labels(labels, n)
-        if mined or weighted:
+        if mined or self.weighted:
             return
         if (ref_emb is None) != (given.ref_labels is None):
             raise ValueError("ref_emb and ref_labels go together")
