@@ -217,7 +217,7 @@ def inputs() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 # Up to these sizes there are shorter ways, and beyond them others.
-LIMITS = ("inputs.FEW", "inputs.FEW_LABELS", "at_once.LONGEST", "vectors.FEW", "triplet.FEW", "triplet.MANY")
+LIMITS = ("inputs.FEW", "inputs.FEW_LABELS", "at_once.LONGEST", "triplet.FEW", "triplet.MANY")
 LIMITS += ("triplet.TOGETHER", "ranking.FEW", "ranking.TOGETHER")
 
 

@@ -255,8 +255,8 @@ def test_of_several_vectors_of_a_class_all_fits_where_their_gradient_will_be(
     made: list[slice] = []
     loss = getattr(losses, name)(classes, 64, memory_budget=2_000_000)
     x, labels = torch.randn(n, 64, requires_grad=True), torch.arange(n)
-    original = engine._Run._similarities
-    monkeypatch.setattr(engine._Run, "_similarities", lambda *a: (made.append(a[2]), original(*a))[1])
+    original = engine.Run.similarities
+    monkeypatch.setattr(engine.Run, "similarities", lambda *a: (made.append(a[2]), original(*a))[1])
     peak = peak_bytes(lambda: loss(x, labels).backward())
     assert len(made) == -(-classes // engine.SQUARE) * loss.vectors_per_class
     assert peak - loss.weight.nbytes < n * classes * loss.vectors_per_class * 4 / 6

@@ -17,15 +17,13 @@ before their gradients begin:
 
 Samples x classes, samples x references and proxies x samples are cut into strips of rows, each a group. Samples x the
 same samples are one group of the upper triangle's tiles: a tile serves the rows of both its sides, and H = G + G^T
-turns products 2 and 3 into one.
+turns products 2 and 3 into one. Where all is one tile or strip, `at_once` does the same straight.
 
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
 
-import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +36,7 @@ from nearfar.losses.pools import Pool
 from nearfar.losses.rows import GatheredRows, HardestRows, View, within
 from nearfar.losses.spec import LossSpec, StripSpec
 from nearfar.losses.strips import of_strip, strip_height
+from nearfar.losses.tiles import Group, Tiles, as_it_lies
 from nearfar.losses.vectors import WORK, Vectors, at_least_float32, blocks, cut
 from nearfar.losses.weights import RowWeights, ordered, restored
 
@@ -108,25 +107,10 @@ def _evaluated(
     assert rows is not None
     if at_once.fits(plan, rows, columns):
         return at_once.evaluate(plan, tensors, needs, upstream)
-    return _Run(plan, tensors, needs, upstream).run()
+    return Run(plan, tensors, needs, upstream).run()
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Rows whose statistics are complete together, and the tiles that make them so."""
-
-    rows: slice
-    tiles: list[tuple[slice, slice]]
-    mirrored: bool = False  # they serve the rows of both their sides
-
-    @functools.cached_property
-    def lines(self) -> dict[int, int]:
-        """The tiles that a row has, numbered, by the column that each begins with; mirrored tiles are among them."""
-        mirrored = {i.start for i, j in self.tiles if j.start != i.start} if self.mirrored else set()
-        return {start: line for line, start in enumerate(sorted(mirrored | {j.start for _, j in self.tiles}))}
-
-
-class _Run:
+class Run:
     """One evaluation: the prepared vectors, the gradients' accumulators, and the loop."""
 
     # What few losses have any of.
@@ -200,7 +184,7 @@ class _Run:
     def run(self) -> tuple[Tensor, Grads]:
         losses = self._losses()
         # Where tiles are overwritten, every part was finished as soon as it was complete.
-        if not (self.overwritten and self._wants_tiles):
+        if not (self.overwritten and self.wants_tiles):
             self._finish_rows(slice(0, self.x.shape[0]))
             for part in blocks(self.m, self.per_class * WIDEST):
                 self._finish_columns(part)
@@ -267,12 +251,12 @@ class _Run:
         by_parameters = [g if g is None else restored(g, self.pairs.row_order) for g in self.grad_parameters]
         return grad_x, grad_y, grad_bias, *by_parameters
 
-    def _groups(self) -> Iterator[_Group]:
+    def _groups(self) -> Iterator[Group]:
         """Cut the rows into groups, and these into tiles."""
         if isinstance(self.spec, StripSpec):
             row_bytes = self.m * self.like.element_size() * self.x.shape[0] // max(1, self.n)
             height = strip_height(self.plan.budget, row_bytes)
-            yield from (_Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, height))
+            yield from (Group(rows, [(rows, slice(0, self.m))]) for rows in blocks(self.n, height))
         elif self.y is self.x:
             side, towers = max(1, min(SQUARE, math.isqrt(self.plan.tile))), self.pairs.towers
             if towers is None:
@@ -281,11 +265,11 @@ class _Run:
             else:
                 edges = list(blocks(towers, side))
                 tiles = [(i, slice(towers + j.start, towers + j.stop)) for i in edges for j in edges]
-            yield _Group(slice(0, self.n), tiles, mirrored=True)
+            yield Group(slice(0, self.n), tiles, mirrored=True)
         elif self.spec.average == "active":  # the weights depend on every row
-            yield _Group(slice(0, self.n), [tile for rows in self._strips() for tile in self._tiles_of(rows)])
+            yield Group(slice(0, self.n), [tile for rows in self._strips() for tile in self._tiles_of(rows)])
         else:
-            yield from (_Group(rows, self._tiles_of(rows)) for rows in self._strips())
+            yield from (Group(rows, self._tiles_of(rows)) for rows in self._strips())
 
     def _strips(self) -> Iterator[slice]:
         """As many rows at a time as can be kept, if that is enough for products at full speed; otherwise as many as the
@@ -316,12 +300,12 @@ class _Run:
         """How many similarities take as much memory as keeping so many pairs does."""
         return pairs if self.pool is None else pairs + self.pool.room(pairs)
 
-    def _planes(self, columns: slice) -> list[slice]:
+    def planes(self, columns: slice) -> list[slice]:
         """Of a tile's columns, as the pairs count them: those of the vectors, one plane for each that a class has."""
         k = self.per_class
         return [slice(columns.start * k + plane, columns.stop * k, k) for plane in range(k)]
 
-    def _similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
+    def similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         s = self._fold(rows, columns, torch.mm(self.x.block(rows), self.y.block(columns).t(), out=out))
         return s if self.bias is None else s.add_(self.bias[columns])
 
@@ -372,13 +356,13 @@ class _Run:
             return HardestRows(spec, n, self.like)
         return GatheredRows(spec, lines, n, self.like, self.pairs, rows)
 
-    def _group(self, group: _Group, spec: LossSpec) -> Tensor:
+    def _group(self, group: Group, spec: LossSpec) -> Tensor:
         """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
         state = self._state(spec, group.rows, len(group.lines))
         # What the last sweep leaves behind is kept if a gradient will look at it; what an earlier one leaves, always.
-        hold = self._wants_tiles and isinstance(state, GatheredRows)
+        hold = self.wants_tiles and isinstance(state, GatheredRows)
         sweeps = state.sweeps
-        tiles = _Tiles(self, group, hold, sweeps=len(sweeps))
+        tiles = Tiles(self, group, hold, sweeps=len(sweeps))
         for look, exchange in sweeps:
             for views in tiles.visit():
                 for view in views:
@@ -393,13 +377,13 @@ class _Run:
         losses = state.finish(cut(self.weights.pull, group.rows), self.weights.counted_of(group.rows), sides)
         if isinstance(state, HardestRows):
             self._scatter_gradient(group.rows, state.entries)
-        elif self._wants_tiles:
+        elif self.wants_tiles:
             for (i, j), views in zip(group.tiles, tiles.visit(), strict=True):
                 self._add_gradient(i, j, state, views)
         return losses
 
     @property
-    def _wants_tiles(self) -> bool:
+    def wants_tiles(self) -> bool:
         return any(self.needs[:3])
 
     def _add_gradient(self, i: slice, j: slice, state: GatheredRows, views: list[View]) -> None:
@@ -426,8 +410,8 @@ class _Run:
             assert views[0].shares is not None and views[0].planes is not None
             planes = views[0].planes
             lying = g if planes.is_contiguous() else g.t()
-            self.pool.expand(lying, views[0].shares, out=_as_it_lies(planes))
-            for k, (plane, columns) in enumerate(zip(planes, self._planes(j), strict=True)):
+            self.pool.expand(lying, views[0].shares, out=as_it_lies(planes))
+            for k, (plane, columns) in enumerate(zip(planes, self.planes(j), strict=True)):
                 self._add_products(i, columns, plane, first=(j.start == 0 and k == 0, i.start == 0))
         if j.stop * self.per_class == self.m:
             self._finish_rows(i)
@@ -470,7 +454,7 @@ class _Run:
         """A strip function's losses; the gradient of one strip at a time."""
         k = spec.vectors_per_class if spec.anchors == "proxies" else 1
         i, j = slice(rows.start * k, rows.stop * k), slice(0, self.m)
-        inputs = [self._similarities(i, j), *(cut(p, rows).detach() for p in self.parameters)]
+        inputs = [self.similarities(i, j), *(cut(p, rows).detach() for p in self.parameters)]
         sides, counted, wanted = self.weights.sides_of(rows), self.weights.counted_of(rows), any(self.needs)
         strip = of_strip(spec, inputs, self.pairs.masks(rows), self.column_parameters, sides, counted, wanted)
         if strip.active is not None:
@@ -496,133 +480,3 @@ def _add_product(total: Tensor, part: slice, a: Tensor, b: Tensor, first: bool =
         torch.mm(a, b, out=cut(total, part))
     else:
         cut(total, part).addmm_(a, b)
-
-
-def _laid(memory: Tensor, *shape: int) -> Tensor:
-    """Tiles (..., b, t) in flat memory, each with its longer side outermost: so the products of some hundred rows with
-    thousands of columns run a tenth faster, and at the same speed whatever the address (docs/LOG.md).
-    """
-    *planes, rows, columns = shape
-    return memory.view(shape) if columns <= rows else memory.view(*planes, columns, rows).transpose(-1, -2)
-
-
-def _as_it_lies(tiles: Tensor) -> Tensor:
-    """Tiles (..., b, t) contiguous, for work that does not care which side is which."""
-    return tiles if tiles.is_contiguous() else tiles.transpose(-1, -2)
-
-
-class _Tiles:
-    """The tiles of a group, as views for the rows they serve.
-
-    They are kept while the budget lasts, first as similarities, then (`hold`) as the gradients that these become; those
-    beyond it are computed at every visit.
-
-    What is kept goes to memory that is used again by the next group, since fresh pages cost more than the passes over
-    them: an arena of the budget's size; and, for the first strip, the place of the column gradient that its tiles will
-    be turned into, which is nobody's until then.
-    """
-
-    def __init__(self, run: _Run, group: _Group, hold: bool, sweeps: int):
-        self.run, self.group, self.hold = run, group, hold
-        self.used = self.used_of_gradient = 0
-        self.kept: dict[int, list[View]] = {}
-        # Similarities that one sweep, or a pool, uses up can all be computed in one place.
-        self.scratch: Tensor | None = None
-        if len(group.tiles) > 1 and (sweeps == 1 or run.pool is not None):
-            largest = max((i.stop - i.start) * (j.stop - j.start) for i, j in group.tiles)
-            self.scratch = run.like.new_empty(largest * run.per_class)
-        self.left = run.plan.budget if hold or sweeps > 1 else 0
-        if run.pool is not None and self.scratch is not None:  # planes, their weights, and what is made of both
-            self.left = max(0, self.left - 3 * self.scratch.nbytes)
-
-    def visit(self) -> Iterator[list[View]]:
-        for index, (i, j) in enumerate(self.group.tiles):
-            views = self.kept.get(index)
-            if views is None:
-                if self.run.pool is None:
-                    views = self._make(i, j)
-                    self._keep(index, i, j, views)
-                else:
-                    views = [self._make_pooled(index, i, j, self.run.pool)]
-            yield views
-
-    def _keep(self, index: int, i: slice, j: slice, views: list[View]) -> None:
-        place = self._place_of_gradient(i, j)
-        size = sum(view.nbytes for view in views) if place is None else 0
-        if size > self.left:
-            return
-        self.left -= size
-        self.kept[index] = views
-        for view in views:
-            view.keep = self.hold
-            if place is not None:
-                view.store = _laid(place, i.stop - i.start, j.stop - j.start)
-            elif self.hold and len(self.group.tiles) > 1:
-                assert view.s is not None
-                rows, columns = view.s.shape
-                part = self._allot(rows * columns)
-                # A mirrored view keeps its tile's layout, so that both can be added as they lie.
-                view.store = part.as_strided(view.s.shape, view.s.stride())
-        if len(views) == 1 and views[0].store is not None:  # the two sides of a mirrored tile are added: no sharing
-            views[0].scratch = self._scratch(i, j)
-
-    def _place_of_gradient(self, i: slice, j: slice) -> Tensor | None:
-        grad = self.run.grad_y
-        # Only the first strip's: its product is what that place is written to first.
-        if not (self.hold and self.run.overwritten and grad is not None and i.start == 0):
-            return None
-        if self.run.plan.budget == 0 or len(self.group.tiles) == 1:
-            return None
-        # What needs more than the tile's own part reaches into those of later ones, which are written to only after
-        # this has been used; the last find no place here.
-        start = max(self.used_of_gradient, j.start * self.run.per_class * grad.shape[1])
-        stop = start + self.run.numbers((i.stop - i.start) * (j.stop - j.start))
-        if stop > grad.numel():
-            return None
-        self.used_of_gradient = stop
-        return grad.view(-1)[start:stop]
-
-    def _allot(self, size: int) -> Tensor:
-        if self.run.arena is None:
-            size_of_all = self.run.plan.budget // self.run.like.element_size()
-            self.run.arena = self.run.plan.spare.take((size_of_all,), self.run.like)
-        self.used += size
-        return self.run.arena[self.used - size : self.used]
-
-    def _scratch(self, i: slice, j: slice) -> Tensor | None:
-        rows, columns = i.stop - i.start, j.stop - j.start
-        return None if self.scratch is None else _laid(self.scratch[: rows * columns], rows, columns)
-
-    def _make(self, i: slice, j: slice) -> list[View]:
-        s = self.run._similarities(i, j, self._scratch(i, j))
-        views = [self._view(s, i, j)]
-        if self.group.mirrored and i.start != j.start:
-            views.append(self._view(s.t(), j, i))
-        return views
-
-    def _make_pooled(self, index: int, i: slice, j: slice, pool: Pool) -> View:
-        """Of planes that stay in the scratch memory: what is kept is what they are pooled to, and their shares."""
-        run, rows, columns = self.run, i.stop - i.start, j.stop - j.start
-        pairs = rows * columns
-        memory = run.like.new_empty(pool.size * pairs) if self.scratch is None else self.scratch[: pool.size * pairs]
-        planes = _laid(memory, pool.size, rows, columns)
-        for plane, vectors in zip(planes, run._planes(j), strict=True):
-            run._similarities(i, vectors, plane)
-        if not run._wants_tiles:
-            return self._view(pool.value(planes), i, j)
-        place = self._place_of_gradient(i, j)
-        taken = run.numbers(pairs) * run.like.element_size()
-        if place is None and self.hold and taken <= self.left:
-            self.left -= taken
-            place = self._allot(run.numbers(pairs))
-        pooled, shares = pool.gather(_as_it_lies(planes), None if place is None else place[pairs:])
-        view = self._view(pooled if planes.is_contiguous() else pooled.t(), i, j)
-        view.shares, view.planes = shares, planes
-        if place is not None:
-            view.keep, view.store = True, _laid(place[:pairs], rows, columns)
-            self.kept[index] = [view]
-        return view
-
-    def _view(self, s: Tensor, i: slice, j: slice) -> View:
-        only = self.group.tiles == [(self.group.rows, j)]
-        return self.run.view(s, i, j, self.group.rows.start, None if only else self.group.lines[j.start])

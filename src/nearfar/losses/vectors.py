@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nearfar.losses.weights import restored
 
-FEW = 2**14  # up to this many, they are divided by their norms: fewer operations, if more work
 WHOLE = 2**22  # up to this many elements the prepared copy is made once
 WORK = 2**18  # elements of the vectors whose gradients are turned at a time: they stay in the cache
 
@@ -89,7 +88,7 @@ class Vectors:
         self.shape = n, dimension = raw.shape[0] if order is None else order.shape[0], raw.shape[1]
         uses_norm = normalize or keep_norm
         small = whole or n * dimension <= WHOLE
-        self._folded = normalize and (not small or (others < dimension and n * dimension > FEW))
+        self._folded = normalize and (not small or others < dimension)
         if small:
             self._known = n
             self._whole = raw if order is None else raw.index_select(0, order)
