@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.checks import check_choice, check_positive
 from nearfar.losses.loss import Loss
-from nearfar.losses.maps import Distance, through
+from nearfar.losses.maps import Distance
 from nearfar.losses.pairs import table_of
 from nearfar.losses.registry import register
 from nearfar.losses.spec import StripSpec
@@ -285,17 +285,25 @@ class RankedListLoss(Loss):
         self.margin, self.imbalance, self.Tp, self.Tn = margin, imbalance, Tp, Tn
         self.alpha = 1 + margin / 2 if alpha is None else alpha
 
-    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        distance = through(Distance("l2"), s)
-
-        def weighted(hinge: Tensor, mask: Tensor, temperature: float) -> Tensor:
-            hinge = torch.relu(hinge)
-            weight = torch.where(mask & (hinge > 0), torch.exp(temperature * hinge), 0)
-            return (weight * hinge).sum(1) / (weight.sum(1) + 1e-5 * s.shape[1])
-
-        pull = weighted(distance - (self.alpha - self.margin), positive, self.Tp)
-        push = weighted(self.alpha - distance, negative, self.Tn)
-        return (1 - self.imbalance) * pull + self.imbalance * push
+    def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, list[Tensor]]:
+        distance, slope, _ = Distance("l2").slopes(s)
+        assert isinstance(slope, Tensor)
+        pull, by_pull = _weighted_mean(distance - (self.alpha - self.margin), positive, self.Tp)
+        push, by_push = _weighted_mean(self.alpha - distance, negative, self.Tn)
+        by_distance = by_pull.mul_(1 - self.imbalance).sub_(by_push, alpha=self.imbalance)
+        return pull * (1 - self.imbalance) + push * self.imbalance, [by_distance.mul_(slope)]
 
     def spec(self) -> StripSpec:
-        return StripSpec(self._losses, average="all")
+        return StripSpec(self._losses, average="all", closed=True)
+
+
+def _weighted_mean(over: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """sum w h / sum w (b,), of the hinges h = [over]_+ (b, M) in the mask, and its derivatives by `over`, which is used
+    up: w (1 + T (h - mean)) / sum w, as w = exp(T h) is differentiated, too.
+    """
+    hinge = over.clamp_min_(0).mul_(mask)
+    weight = (hinge * temperature).exp_().mul_(hinge.sign())
+    total = weight.sum(1, keepdim=True).add_(1e-5 * over.shape[1])
+    mean = (weight * hinge).sum(1, keepdim=True).div_(total)
+    by_hinge = hinge.sub_(mean).mul_(temperature).add_(1).mul_(weight).div_(total)
+    return mean.squeeze(1), by_hinge
