@@ -107,11 +107,11 @@ def evaluate(
         slopes = _of_function(spec, plan, s, weights, by_row, log_weight, any(needs))
     elif spec.pool is None:
         between = Norms(x.norm, None if y.normalized else y.norm) if norms else None
-        slopes = of_formula(spec, pairs, weights, s, between, by_row, log_weight)
+        slopes = of_formula(spec, pairs, weights, s, between, by_row, log_weight, any(needs))
     else:
         planes = s.view(len(s), -1, spec.pool.size).permute(2, 0, 1)
         pooled, shares = spec.pool.gather(planes, None)
-        slopes = of_formula(spec, pairs, weights, pooled, None, by_row, log_weight)
+        slopes = of_formula(spec, pairs, weights, pooled, None, by_row, log_weight, any(needs))
         assert slopes.g is not None
         spec.pool.expand(slopes.g, shares, out=planes)
         slopes = slopes._replace(g=s)

@@ -74,6 +74,7 @@ def of_formula(
     norms: Norms | None,
     by_row: list[Tensor],
     log_weight: Tensor | None,
+    wanted: bool,
 ) -> Slopes:
     """The losses of all rows, and G.
 
@@ -82,6 +83,7 @@ def of_formula(
         norms: if a map uses them.
         by_row: (N,) the parameters of the rows: the border, if the loss has one.
         log_weight: (M,) of the columns; None: they weigh the same.
+        wanted: whether somebody will look at G.
     """
     assert norms is not None or not spec.positive.uses_norm
     tile = pairs.tile(slice(0, s.shape[0]), slice(0, s.shape[1])) or no_positives(s)
@@ -105,7 +107,10 @@ def of_formula(
         p = _of_positives(spec, listed, vacant, norm, weight, n.value, pairs)
 
     losses, by_p, by_n = _combined(spec, p, n, weights, pairs.complete)
-    losses, pull = losses.view(-1), weights.pull.unsqueeze(1)
+    losses = losses.view(-1)
+    if not wanted:
+        return Slopes(only(weights.counted, losses), s)
+    pull = weights.pull.unsqueeze(1)
     if weights.counted is not None:
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
         counted, same = weights.counted.unsqueeze(1), by_p is by_n
@@ -142,10 +147,10 @@ def _of_negatives(
     tile.hide(v, NO_PAIR[kind], keep_positives=spec.others)
     active = v.count_nonzero(1) if spec.average == "active" else None
     value, share = _gathered(kind, v)
+    summed = share is None
     if share is None:
         share, slope = slope if isinstance(slope, Tensor) else v.fill_(slope), 1.0
-        tile.hide(share, 0.0, keep_positives=spec.others)
-    elif not complete:  # in a row that has no negatives, all columns had the same share
+    if summed or not complete:  # in a row that has no negatives, all columns had the same share
         tile.hide(share, 0.0, keep_positives=spec.others)
     return _Gathered(value, *_product(share, slope), active)
 
