@@ -3,8 +3,8 @@
     found = survey(table)
     table.select(found.readable), found.listed(table)
 
-Every file is read once. What was found is kept in the user's cache, under the file's place, size and times of change, so
-that the next look at the same data costs no more than asking the file system.
+Every file is read once. What was found is kept in the user's cache, under the file's place, size and times of change:
+the next look at the same data costs no more than asking the file system.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import PIL
@@ -25,7 +24,7 @@ from nearfar.data.embedded import cache_folder
 from nearfar.data.tables import Table
 from nearfar.imaging import BrokenImageError, Source, TooManyBrokenImagesError
 from nearfar.imaging.decoding import decode, open_image
-from nearfar.imaging.sources import Span, describe, encoded, identity
+from nearfar.imaging.sources import Span, encoded, identity
 
 SMALL = 1 / 8  # of a JPEG's sides: all of the file is read, and little of it computed
 AT_A_TIME = 256  # pictures between two reports of progress
@@ -81,8 +80,8 @@ def survey(table: Table, advance: Callable[[int], None] | None = None) -> Survey
     with _Kept() as kept, ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "nearfar-survey") as pool:
         for start in range(0, len(table), AT_A_TIME):
             chunk = rows[start : start + AT_A_TIME]
-            for row, (fingerprint, reason) in zip(chunk, kept.looked([images[row] for row in chunk], pool), strict=True):
-                fingerprints[row] = fingerprint
+            looked = kept.looked([images[row] for row in chunk], pool)
+            for row, (fingerprints[row], reason) in zip(chunk, looked, strict=True):
                 if reason:
                     broken[row] = reason
             if advance is not None:
@@ -122,7 +121,7 @@ class _Kept:
             folder = cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
             file = sqlite3.connect(folder / "survey.sqlite", timeout=60)
-            file.execute("CREATE TABLE IF NOT EXISTS seen (id TEXT PRIMARY KEY, fingerprint TEXT, reason TEXT)")
+            file.execute("CREATE TABLE IF NOT EXISTS seen (key TEXT PRIMARY KEY, fingerprint TEXT, reason TEXT)")
             self._file = file
         return self
 
@@ -132,19 +131,19 @@ class _Kept:
 
     def looked(self, sources: list[Source], pool: ThreadPoolExecutor) -> Iterator[tuple[str, str]]:
         """`_look` at each, unless it was looked at before."""
-        ids = [_id(source) for source in sources]
-        known = self._known([id for id in ids if id])
-        todo = [row for row, id in enumerate(ids) if id not in known]
+        keys = [_key(source) for source in sources]
+        known = self._known([key for key in keys if key])
+        todo = [row for row, key in enumerate(keys) if key not in known]
         found = dict(zip(todo, pool.map(_look, [sources[row] for row in todo]), strict=True))
-        self._keep([(ids[row], *found[row]) for row in todo if ids[row]])
-        return (known[ids[row]] if row not in found else found[row] for row in range(len(sources)))
+        self._keep([(keys[row], *found[row]) for row in todo if keys[row]])
+        return (found[row] if row in found else known[key] for row, key in enumerate(keys))
 
-    def _known(self, ids: list[str]) -> dict[str, tuple[str, str]]:
-        if self._file is None or not ids:
+    def _known(self, keys: list[str]) -> dict[str, tuple[str, str]]:
+        if self._file is None or not keys:
             return {}
         with contextlib.suppress(sqlite3.Error):
-            asked = f"SELECT id, fingerprint, reason FROM seen WHERE id IN ({','.join('?' * len(ids))})"
-            return {id: (fingerprint, reason) for id, fingerprint, reason in self._file.execute(asked, ids)}
+            asked = f"SELECT key, fingerprint, reason FROM seen WHERE key IN ({','.join('?' * len(keys))})"
+            return {key: (fingerprint, reason) for key, fingerprint, reason in self._file.execute(asked, keys)}
         return {}
 
     def _keep(self, rows: list[tuple[str, str, str]]) -> None:
@@ -153,7 +152,7 @@ class _Kept:
                 self._file.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?)", rows)
 
 
-def _id(source: Source) -> str:
+def _key(source: Source) -> str:
     """Under which a file is known; "" for what is in memory, which is looked at each time."""
     if isinstance(source, (bytes, np.ndarray)):
         return ""

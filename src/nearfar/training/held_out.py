@@ -1,8 +1,8 @@
 """Embeddings of classes that the model which made them was not trained on: what thresholds and choices rest on.
 
 Where classes are held out for validation, these are their rows, by the model that was kept. Where they are few, a run
-cross-fits: the training classes are dealt into folds, and the rows of each fold are embedded by a model that was trained
-on the others. Only rows of one fold may then be compared with each other.
+cross-fits: the training classes are dealt into folds, and each fold is embedded by a model that was trained on the
+others. Only rows of one fold may then be compared with each other.
 """
 
 import zipfile
