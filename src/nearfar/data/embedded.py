@@ -70,6 +70,7 @@ def glyphs(
         Pixels(images),
         columns={"face": faces},
         names={"face": tuple(face_names.tolist())},
+        embedded=True,
     )
 
 

@@ -53,6 +53,7 @@ class Table:
         names: the names of the values of columns that have them, such as super_class.
         pairs: verification lists by name.
         notes: what is unusual about this copy: counts that differ from the official ones, rows left out, ...
+        embedded: whether it is the embedded data set, for whose small grey characters other defaults are right.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Table:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pairs: Mapping[str, Pairs] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    embedded: bool = False
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.labels), "split_ids": len(self.split_ids)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearfar.evaluation.metrics import Floats
 
@@ -24,18 +25,34 @@ def check(resamples: int, confidence: float) -> None:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.95, not {confidence}")
 
 
-def intervals(values: Floats, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, seed: int = 0) -> Floats:
+def intervals(
+    values: Floats,
+    *,
+    groups: NDArray[Any] | None = None,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Floats:
     """The percentile bootstrap interval of each column's mean: (Q, M) to (M, 2).
 
     Every resample draws Q of the Q queries with replacement, the same ones for all columns.
+
+    Args:
+        groups: (Q,) for instance the queries' classes: whole groups are drawn instead of queries.
     """
     check(resamples, confidence)
     generator = np.random.default_rng(seed)
+    sizes = np.ones(len(values))
+    if groups is not None:
+        found, group = np.unique(groups, return_inverse=True)
+        sums = np.zeros((len(found), values.shape[1]))
+        np.add.at(sums, group, values)
+        values, sizes = sums, np.bincount(group).astype(np.float64)
     count = len(values)
     means = np.empty((resamples, values.shape[1]))
     for mean in means:
         times_drawn = np.bincount(generator.integers(count, size=count), minlength=count)
-        mean[:] = times_drawn @ values / count
+        mean[:] = times_drawn @ values / (times_drawn @ sizes)
     tail = (1 - confidence) / 2
     return np.quantile(means, [tail, 1 - tail], axis=0).T
 

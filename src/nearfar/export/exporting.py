@@ -34,6 +34,8 @@ class Exported:
     """Names and bytes."""
     parity: Parity
     accuracy: Accuracy | None
+    notes: tuple[str, ...]
+    """What has changed in the run's data, or was left out."""
 
 
 def export(
@@ -78,7 +80,7 @@ def export(
     target = Path(out) if out is not None else run.folder / f"export-{to}"
     check_free(target, replace)
     config, model = run.config, run.model()
-    table = _rows(run, data, needed=quantise is not None)
+    table, notes = _rows(run, data, needed=quantise is not None)
     if table is not None:
         inputs_of(model, table)  # which refuses what the model does not take
     described = description(model)
@@ -105,13 +107,13 @@ def export(
         name = run.folder.resolve().name
         facts = Facts(name, to, config, run.metrics, licence, found, cost, sizes)
         (folder / "README.md").write_text(card(model, facts), encoding="utf-8")
-    return Exported(target, sizes, found, cost)
+    return Exported(target, sizes, found, cost, notes)
 
 
-def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -> Table | None:
-    """The rows to compare and to measure on; None where there are none, and none are needed."""
+def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -> tuple[Table | None, tuple[str, ...]]:
+    """The rows to compare and to measure on, and what is to be said of them; None where none are there or needed."""
     try:
-        rows = rows_of(run.config, data)
+        return rows_of(run, data)
     except (OSError, ValueError) as error:
         if data is not None:
             raise
@@ -120,8 +122,7 @@ def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -
                 f"what int8 costs is measured on the run's test rows, but these cannot be had: {error}. Give data with "
                 "--data, or leave --quantise out"
             ) from error
-        return None
-    return rows
+        return None, ()
 
 
 def _write(model: Embedder, to: Format, file: Path, described: str) -> Network:

@@ -188,7 +188,7 @@ class Embedder(EmbeddingNetwork):
         prepare: Callable[[Any], Tensor] = functools.partial(transformed, transform or self.transform)
         if isinstance(source, Tensor):
             prepare, num_workers = _as_it_is, 0
-        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        device = self.device
         was_training = self.training
         self.eval()
         try:

@@ -10,13 +10,14 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
     `features` (N, C), the strongest first.
 
     Whitened, component i is divided by sqrt(variance_i + mean variance of the C features): the weak ones are mostly
-    noise, which full whitening would make as loud as the rest.
+    noise, which full whitening would make as loud as the rest. Beyond the N - 1 directions in which N features vary,
+    components are directions at right angles to these.
     """
     count, channels = features.shape
-    if dimension > min(channels, count - 1):
+    if count < 2 or dimension > channels:
         raise ValueError(
-            f"{count} features of {channels} dimensions have at most {min(channels, count - 1)} principal components, "
-            f"not {dimension}"
+            f"{count} features of {channels} dimensions have no {dimension} principal components: give at least two "
+            "features, and a dimension of at most theirs"
         )
     x = features.detach().double()
     mean = x.mean(0)

@@ -61,6 +61,11 @@ class EmbeddingNetwork(nn.Module):
         """How many features an image has before the head: the channels of every part."""
         return self.channels * self.pooling.count
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes; a model without weights, on the CPU."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
     # Forward
 
     def features(self, images: Tensor) -> Tensor:

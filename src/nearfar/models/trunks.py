@@ -25,7 +25,7 @@ class TrunkInfo:
     """What is known of a trunk by its name.
 
     `from_public` turns the tensors of the public checkpoints into the module's; `default_weights` finds those that come
-    as a package, if any do.
+    as a package, if any do. `lower` is the module up to which a quick fine-tuning leaves the trunk as it is.
     """
 
     name: str
@@ -34,6 +34,7 @@ class TrunkInfo:
     summary: str
     from_public: FromPublic = dict
     default_weights: Callable[[], Path] | None = None
+    lower: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def _efficientnet(variant: int) -> TrunkInfo:
         "EfficientNet-Lite (2020), ImageNet",
         _without_classifier,
         _lite_weights(variant),
+        "_blocks.2",
     )
 
 

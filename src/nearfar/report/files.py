@@ -42,6 +42,12 @@ class RunFiles:
         return float(value) if isinstance(value, (int, float)) and np.isfinite(value) else None
 
     @property
+    def threshold_note(self) -> str:
+        """What it was measured to be worth, or why there is none; a whole sentence."""
+        said = str(self.metrics.get("threshold_note") or "")
+        return f"{said[:1].upper()}{said[1:]}{'' if said.endswith('.') or not said else '.'}"
+
+    @property
     def boundary(self) -> tuple[Boundary | None, str]:
         """Of the run's loss, where it is a single one; and what the boundary is between, in words."""
         if len(self.losses) != 1:

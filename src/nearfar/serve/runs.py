@@ -57,7 +57,7 @@ class ServedRun:
             "dimension": index.dimension,
             "index": index.kind,
             "threshold": self.gallery.threshold,
-            "threshold_precision": None if index.threshold is None else index.threshold.get("precision"),
+            "threshold_precision": _measured_precision(index.threshold),
             "metrics": {"recall_at_1": metrics.get("recall@1"), "map_at_r": metrics.get("map@r")},
         }
 
@@ -208,3 +208,9 @@ class Serving:
         if key not in self.runs:
             raise UnknownRunError(key)
         return self.runs[key]
+
+
+def _measured_precision(threshold: Mapping[str, Any] | None) -> float | None:
+    """Of a threshold on the test classes; None where that was not measured."""
+    measured = None if threshold is None else threshold.get("measured")
+    return None if measured is None else measured["precision"]

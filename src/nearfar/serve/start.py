@@ -31,8 +31,8 @@ from nearfar.serve.limits import Limits
 from nearfar.serve.runs import About, ServedRun
 from nearfar.serve.security import new_token
 from nearfar.training.finish import tested
+from nearfar.training.kept_split import ROW, parts_of
 from nearfar.training.runs import Run
-from nearfar.training.splits import split
 
 TOKEN = "NEARFAR_TOKEN"
 """The environment variable of a token that stays the same."""
@@ -144,19 +144,20 @@ def evaluated_of(run: Run) -> Evaluated | None:
     """The images that a run is measured on; None where its data is no longer there."""
     config = run.config
     try:
-        table = nearfar.data.open(config.data.path, config.data.layout)
-        ids = gallery_of(table, config.data.path).ids
-        numbered = replace(table, columns={**table.columns, "row": np.arange(len(table))})
-        rows = tested(split(numbered, config.data, config.seed))
+        parts = parts_of(run)
+        ids = gallery_of(nearfar.data.open(config.data.path, config.data.layout), config.data.path).ids
     except (OSError, ValueError):
         return None
+    for note in parts.notes:
+        print(f"note: {note}", flush=True)
+    rows = tested(parts)
     if rows is None:
         return None
     everyone = np.ones(len(rows), np.bool_)
     query, gallery = everyone, everyone
     if {"query", "gallery"} <= set(rows.split_names):
         query, gallery = (rows.split_ids == SPLITS.index(name) for name in ("query", "gallery"))
-    return Evaluated(ids.take(rows.columns["row"].tolist()), query, gallery, rows.camera)
+    return Evaluated(ids.take(rows.columns[ROW].tolist()), query, gallery, rows.camera)
 
 
 def _tell_apart(served: Mapping[str, ServedRun]) -> None:

@@ -6,10 +6,10 @@ import torch
 
 from nearfar.training.config import TrainConfig
 from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.prepare import prepare
 from nearfar.training.progress import Display
 from nearfar.training.runs import Run
 from nearfar.training.start import start
-from nearfar.training.train import prepare
 
 
 def check_up(config: TrainConfig, run: Run | None = None, display: Display | None = None) -> tuple[str, BatchReport]:

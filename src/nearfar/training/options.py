@@ -16,7 +16,7 @@ from typing import Any, Literal
 from nearfar.training.config import LossConfig, TrainConfig
 
 SHORT_SECTIONS = ("data", "sampler", "model")  # their options may be written without the section
-SHORT = {"lr": "optimiser.lr"}
+SHORT = {"lr": "optimiser.lr", "keep": "evaluation.keep"}
 _LONG = ("sampler.kind",)  # alone, these would not say what they are of
 _LOSS_OPTIONS = ("weight", "class_level", "memory", "dims")
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}

@@ -2,11 +2,13 @@
 
     config.yaml          the configuration with nothing left open; `nearfar train --config` repeats it
     model.safetensors    the best model, with its label names and its calibrated threshold
-    metrics.json         before and after, on the test classes; the best epoch; times
+    metrics.json         features, start and trained model, on the test classes; which of them is kept, and why; times
+    split.csv            every row of the data with its label, its role and a fingerprint
+    held_out.npz         embeddings of classes that were held out, which thresholds are calibrated on
     curves.csv           loss, similarities, rates and validation metrics by step
     report.html          a page to look at: curves, similarities, best and worst queries, a map of the embedding
-    checkpoints/         last.pt, from which `nearfar train --resume` goes on, and best.pt; what is too large for one
-                         process is beside it, in shards-STEP
+    checkpoints/         last.pt, from which `nearfar train --resume` goes on, best.pt and start.pt; what is too large
+                         for one process is beside it, in shards-STEP
     environment.json     versions and machine
 
 Files are replaced whole: written beside, flushed to the disk, renamed. A process killed at any moment leaves the old
@@ -25,7 +27,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nearfar.data.writing import naming
 from nearfar.models import Embedder
@@ -133,11 +137,15 @@ class Run:
 
     # Writing
 
-    def begin(self, config: TrainConfig) -> None:
-        """Make the folder, and say in it what is trained."""
+    def check_free(self) -> None:
+        """Refuse a folder that holds a run already."""
         if (self.folder / "config.yaml").exists():
             go_on = "" if self.finished else f"nearfar train --resume {self.folder} goes on with it; "
             raise ConfigError(f"{self.folder} holds a run already: {go_on}choose another --out for a new one")
+
+    def begin(self, config: TrainConfig) -> None:
+        """Make the folder, and say in it what is trained."""
+        self.check_free()
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / "environment.json") as file:
             file.write(json.dumps(environment(), indent=2).encode())
@@ -149,6 +157,25 @@ class Run:
         text = json.dumps({**self.metrics, **changes}, indent=2, ensure_ascii=False)
         with replacing(self.folder / "metrics.json") as file:
             file.write(text.encode())
+
+    def fold(self, number: int) -> "Run":
+        """Where the training without one fold of the classes is kept until what it is for has been chosen."""
+        return Run(self.folder / "folds" / str(number))
+
+    def save_look(self, name: str, embeddings: NDArray[np.float32]) -> None:
+        """Keep embeddings of held-out rows."""
+        with replacing(self.folder / "looks" / f"{name}.npy") as file:
+            np.save(file, embeddings)
+
+    def load_look(self, name: str) -> NDArray[np.float32] | None:
+        """What `save_look` has kept."""
+        path = self.folder / "looks" / f"{name}.npy"
+        found: NDArray[np.float32] | None = np.load(path, allow_pickle=False) if path.is_file() else None
+        return found
+
+    def forget_folds(self) -> None:
+        """Delete what the folds have left."""
+        shutil.rmtree(self.folder / "folds", ignore_errors=True)
 
     def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         """Keep a state as `checkpoints/NAME.pt`, in place of the one before."""
