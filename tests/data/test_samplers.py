@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nearfar.data import BalancedSampler, BatchSampler, HierarchicalSampler, PKSampler, PlainSampler, samplers
 
 SIZES = st.lists(st.integers(1, 12), min_size=4, max_size=14)
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=60)
 
 
 def labels_of(sizes: list[int], seed: int = 0) -> np.ndarray:
