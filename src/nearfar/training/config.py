@@ -51,7 +51,9 @@ class DataConfig:
     pad: int | None = option(None, "shift by up to so many pixels in training; default: 0, of glyphs 2")
     interpolation: Literal["bilinear", "bicubic"] | None = option(None, "default: the backbone's")
     workers: int | None = option(None, "processes that load images; default: one per spare core, of glyphs none")
-    max_broken: float = option(0.01, "fraction of images that may be unreadable before that is an error")
+    max_broken: float = option(
+        0.25, "fraction of all images that may be unreadable before that is an error; they are left out, and listed"
+    )
 
 
 @dataclass(frozen=True)
