@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-import nearfar.data
 from nearfar.data import Table
 from nearfar.evaluation import calibrate
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.index import Floats, RetrievalError
 from nearfar.retrieval.vectors import packed, unit, unpacked
+from nearfar.training.reading import open_readable
 from nearfar.training.runs import Run
 from nearfar.training.splits import split
 
@@ -38,7 +38,7 @@ def calibrated(
         except ValueError:  # what cosines reach, codes need not
             return None
     config = run.config
-    parts = split(nearfar.data.open(config.data.path, config.data.layout), config.data, config.seed)
+    parts = split(open_readable(config.data)[0], config.data, config.seed)
     name, table = ("validation", parts.val) if parts.val is not None else ("training", parts.train)
     assert table is not None
     vectors, labels = _embedded(encoder, table, config.seed)

@@ -16,7 +16,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 import nearfar.data
-from nearfar.data import SPLITS, Source
+from nearfar.data import SPLITS, Source, TooManyBrokenImagesError
 from nearfar.models.extraction import progress_bar
 from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
@@ -31,6 +31,8 @@ from nearfar.serve.limits import Limits
 from nearfar.serve.runs import About, ServedRun
 from nearfar.serve.security import new_token
 from nearfar.training.finish import tested
+from nearfar.training.progress import Display
+from nearfar.training.reading import readable
 from nearfar.training.runs import Run
 from nearfar.training.splits import split
 
@@ -131,7 +133,7 @@ def open_run(key: str, run: Run, index: str | None = None, device: str = "cpu") 
 
 def _build(run: Run, encoder: Encoder, where: str) -> Index:
     """What `nearfar index RUN` does."""
-    gallery = gallery_for(run.config.data, [])
+    gallery = gallery_for(run.config.data, [], display=Display())
     print(f"{where} is made of {len(gallery):,} images of {run.config.data.path}", flush=True)
     index = make_index(where, encoder.about())
     with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
@@ -147,8 +149,8 @@ def evaluated_of(run: Run) -> Evaluated | None:
         table = nearfar.data.open(config.data.path, config.data.layout)
         ids = gallery_of(table, config.data.path).ids
         numbered = replace(table, columns={**table.columns, "row": np.arange(len(table))})
-        rows = tested(split(numbered, config.data, config.seed))
-    except (OSError, ValueError):
+        rows = tested(split(readable(numbered, 1.0)[0], config.data, config.seed))
+    except (OSError, ValueError, TooManyBrokenImagesError):
         return None
     if rows is None:
         return None
