@@ -67,7 +67,7 @@ def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[n
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Train with every loss on every number of samples."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)
     def drawn(samples: int, seed: int) -> Fold:
