@@ -42,7 +42,7 @@ def broken_if_it_fails(image: ImageLike) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BrokenImageError(describe(image), f"refused: it is over {Image.MAX_IMAGE_PIXELS} pixels") from error
     except Exception as error:
-        if "is truncated" in str(error):
+        if "truncated" in str(error).lower():
             raise BrokenImageError(describe(image), "truncated: the end of the file is missing") from error
         raise BrokenImageError(describe(image), f"{type(error).__name__}: {error}") from error
 
