@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "studies": {"studies", "compare", "training", "data", "evaluation", "imaging", "losses", "models", "report"},
     "retrieval": {"retrieval", "training", "data", "evaluation", "imaging", "models", "report"},
     "export": {"export", "training", "data", "evaluation", "imaging", "models"},
+    "checkup": {"checkup", "retrieval", "training", "data", "evaluation", "imaging", "losses", "models", "report"},
     "serve": {"serve", "retrieval", "training", "data", "evaluation", "imaging", "models", "report"},
 }
 

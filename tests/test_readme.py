@@ -84,7 +84,7 @@ def commands_of(page: Path) -> list[tuple[int, list[str]]]:
 NOT_HERE = re.compile("there is no (configuration|run) |--config needs a value")
 WORK = {
     "training.train": "train",
-    "training.checkup": "check_up",
+    "checkup.checkup": "check_up",
     "compare.comparison": "compare",
     "studies.study": "run_study",
 }

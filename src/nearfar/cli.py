@@ -3,8 +3,10 @@
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import nearfar
@@ -64,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"nearfar: there is no command {name}: {hint}", file=sys.stderr)
         return 2
+    _let_names_through()
     try:
         module = importlib.import_module(f"nearfar.commands.{name}")
         code: int = module.run(words[1:])
@@ -81,6 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nearfar {name}: interrupted", file=sys.stderr)
         return 130
     return code
+
+
+def _let_names_through() -> None:
+    """Names of files come out as the bytes that they are, even if they are no UTF-8. What Pillow remarks on odd files,
+    beside reading or refusing them, is not for users.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def _explained(name: str, error: Exception) -> str | None:

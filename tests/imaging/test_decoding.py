@@ -134,9 +134,12 @@ def test_bombs_are_refused_also_where_pillow_only_warns() -> None:
     [
         (encoded(5, (64, 64))[:-40], "truncated"),
         (encoded(5, (64, 64), "PNG")[:60], "OSError|SyntaxError|truncated"),
-        (b"", "not a picture in a format known here"),
-        (b"<html>not found</html>", "not a picture in a format known here"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not a picture in a format known here"),
+        (b"", "the file is empty"),
+        (b"<html>\nnot found</html>", "not a picture but text: <html> not found</html>$"),
+        ("Überall Wörter ".encode() * 20, r"not a picture but text: (Überall Wörter )+.*\.\.\.$"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", r"not a picture but text: %!PS"),
+        (b"\0\1\2", "not a picture in a format known here"),
+        (bytes(range(128, 256)), "not a picture in a format known here"),
     ],
 )
 def test_damaged_images_are_broken(data: bytes, reason: str) -> None:

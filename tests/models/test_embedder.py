@@ -544,3 +544,17 @@ def test_imports_are_quiet():
 def test_a_model_is_as_readable_as_other_new_files(tmp_path):
     (tmp_path / "other").touch()
     assert small().save(tmp_path).stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_principal_components_where_torch_finds_none(monkeypatch):
+    features = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+    expected = pca(features, 8)
+
+    def fails(matrix):
+        raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    weight, bias = pca(features, 8)
+    sign = (weight * expected[0]).sum(1).sign()
+    torch.testing.assert_close(sign[:, None] * weight, expected[0])
+    torch.testing.assert_close(sign * bias, expected[1])

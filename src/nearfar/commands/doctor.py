@@ -9,12 +9,14 @@ OWN = {"config": str, "recipe": str, "run": str, "help": bool}
 
 HELP = """usage: nearfar doctor [DATA] [options]
 
-Looks at DATA (without it, the embedded glyphs) and at its first batch, as nearfar train with the same options would see
-them: counts, splits, the batch's pairs, the share of pairs that the loss learns from, how the embeddings lie, and what
-is wrong. Nothing is trained.
+Reads every file of DATA (without it, the embedded glyphs), looks at its classes, its split and its first batch as
+nearfar train with the same options would see them, says how long training would take, and what is to be done first:
+files that cannot be read, pictures that are there twice, classes that are too few or too small, batches that nothing
+can be learned from. Nothing is trained. Ends with 1 if there is something to do.
 
-  nearfar doctor photos --loss TripletMarginLoss --k 2     before training
-  nearfar doctor --run runs/photos-circle-1                a trained model, on the data of its run
+  nearfar doctor photos                                    before training
+  nearfar doctor photos --loss TripletMarginLoss --k 2     with the options that you will train with
+  nearfar doctor --run runs/photos-circle-1                a trained model, on a batch of its run
 
   --config FILE, --recipe NAME    as in nearfar train
   --run RUN                       the configuration and the model of a run"""
@@ -30,18 +32,14 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(f"doctor takes one data set, not {len(positional)}: {' '.join(positional)}")
     if "run" in taken and (options or positional or len(taken) > 1):
         raise ConfigError("--run has its data and options: give nothing else")
-    from nearfar.training.checkup import check_up
+    from nearfar.checkup import checkup
     from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
-    past = Run(taken["run"]) if "run" in taken else None
-    config = past.config if past is not None else configuration(taken, options, positional[0] if positional else None)
-    summary, report = check_up(config, past, Display())
-    warnings = report.warnings()
-    print(summary)
-    print(report.table())
-    for warning in warnings:
-        print(f"! {warning}")
-    if not warnings:
-        print("nothing is wrong with this batch")
-    return 1 if warnings else 0
+    if "run" in taken:
+        result = checkup.check_run(Run(taken["run"]), Display())
+    else:
+        config = configuration(taken, options, positional[0] if positional else None)
+        result = checkup.check_up(config, Display())
+    print(result.text())
+    return 1 if result.findings else 0

@@ -20,6 +20,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--out", default="duplicates.html", metavar="FILE", help="the page (duplicates.html)")
     parser.add_argument("--csv", metavar="FILE", help="write a table of the images in groups, too")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, and write no page")
+    parser.add_argument(
+        "--max_broken", type=float, default=0.25, metavar="SHARE", help="of DATA that may be unreadable (0.25)"
+    )
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     options = parser.parse_args(words)
     from nearfar.models import Embedder
@@ -27,10 +30,12 @@ def run(words: Sequence[str]) -> int:
     from nearfar.retrieval.duplicates import THRESHOLD, find_duplicates
     from nearfar.retrieval.duplicates_page import write_page
     from nearfar.retrieval.encoder import Encoder
-    from nearfar.retrieval.gallery import open_gallery
+    from nearfar.retrieval.gallery import readable_gallery
     from nearfar.retrieval.index import RetrievalError
+    from nearfar.training.progress import Display
 
-    gallery = open_gallery([options.data], split=options.split)
+    allowed, display = options.max_broken, Display()
+    gallery = readable_gallery([options.data], split=options.split, max_broken=allowed, display=display)
     if options.run is None:
         encoder = Encoder(Embedder(options.backbone, head=None).to(options.device), max_broken=1.0)
     elif options.threshold is None:
@@ -46,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     if options.csv:
         found.write_csv(options.csv)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps({**found.to_dict(), "left_out": dict(gallery.left_out)}, indent=2))
         return 0
     print(found.summary())
     for group in found.leaks[:10]:

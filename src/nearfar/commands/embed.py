@@ -14,20 +14,26 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
     parser.add_argument("--out", required=True, metavar="FILE", help="NAME.parquet or NAME.npz")
     parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    parser.add_argument(
+        "--max_broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
+    )
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     options = parser.parse_args(words)
     from nearfar.models.extraction import progress_bar
     from nearfar.retrieval.embed import check_name, write_embeddings
     from nearfar.retrieval.encoder import Encoder
-    from nearfar.retrieval.gallery import gallery_for
+    from nearfar.retrieval.gallery import are_files, gallery_for
+    from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
     check_name(options.out)
     found = Run(options.run)
     encoder = Encoder.of_run(found, options.device)
-    gallery = gallery_for(found.config.data, options.data, options.split)
+    allowed, display = options.max_broken, Display()
+    gallery = gallery_for(found.config.data, options.data, options.split, max_broken=allowed, display=display)
     with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
         written = write_embeddings(encoder, gallery, options.out, advance=advance)
-    left_out = f"; {written.broken:,} cannot be read" if written.broken else ""
+    broken = written.broken + len(gallery.left_out)
+    left_out = f"; {broken:,} images cannot be read" if broken else ""
     print(f"{written.path}: {written.images:,} embeddings of {encoder.dimension} numbers{left_out}")
-    return 0
+    return 1 if gallery.left_out and are_files(options.data) else 0

@@ -17,16 +17,20 @@ def run(words: Sequence[str]) -> int:
     options = _parser().parse_args(words)
     from nearfar.retrieval.calibration import calibrated
     from nearfar.retrieval.encoder import Encoder
-    from nearfar.retrieval.gallery import gallery_for
+    from nearfar.retrieval.gallery import are_files, gallery_for
     from nearfar.retrieval.index import index_exists, make_index, open_index
     from nearfar.retrieval.search import index_of
+    from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
     found = Run(options.run)
     encoder = Encoder.of_run(found, options.device)
     where = index_of(options.run, options.index)
     adds = not (options.remove or options.prune or options.compact)
-    gallery = gallery_for(found.config.data, options.data, options.split) if adds else None
+    gallery = None
+    if adds:
+        allowed, display = options.max_broken, Display()
+        gallery = gallery_for(found.config.data, options.data, options.split, max_broken=allowed, display=display)
     new = adds and (options.rebuild or not index_exists(where))
     calibrates = new or options.far is not None or options.precision is not None
     threshold = calibrated(found, encoder, far=options.far, precision=options.precision) if calibrates else None
@@ -47,7 +51,7 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps(result, indent=2))
     else:
         _print(result)
-    return 0
+    return 1 if gallery is not None and gallery.left_out and are_files(options.data) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     goal = parser.add_mutually_exclusive_group()
     goal.add_argument("--far", type=float, metavar="F", help="find the threshold of this false accept rate")
     goal.add_argument("--precision", type=float, metavar="P", help="find the threshold of this precision")
+    parser.add_argument(
+        "--max_broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
+    )
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     return parser
@@ -78,7 +85,8 @@ def _added(index: "Index", encoder: "Encoder", gallery: "Gallery") -> dict[str, 
     from nearfar.retrieval.build import add_images
 
     with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
-        return dict(vars(add_images(index, encoder, gallery, advance=advance)))
+        added = dict(vars(add_images(index, encoder, gallery, advance=advance)))
+    return {**added, "broken": added["broken"] + len(gallery.left_out), "left_out": dict(gallery.left_out)}
 
 
 def _removed(options: argparse.Namespace, index: "Index") -> dict[str, Any]:

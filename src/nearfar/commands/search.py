@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def run(words: Sequence[str]) -> int:
-    """Find the images of an index that are nearest to pictures."""
+    """Find the images of an index that are nearest to pictures; 1 if some of these cannot be read."""
     parser = argparse.ArgumentParser(
         prog="nearfar search", description="Find the indexed images that are nearest to pictures."
     )
@@ -24,17 +25,22 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     options = parser.parse_args(words)
     from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.gallery import readable_files
     from nearfar.retrieval.search import index_of, open_for, search
 
     encoder = Encoder.of_run(options.run, options.device)
     index = open_for(encoder, index_of(options.run, options.index))
     try:
-        results = search(index, encoder, options.images, k=options.k, threshold=options.threshold)
+        pictures, broken = readable_files(options.images)
+        results = search(index, encoder, pictures, k=options.k, threshold=options.threshold)
     finally:
         index.close()
+    for name, reason in broken.items():
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+    code = 1 if broken else 0
     if options.json:
         print(json.dumps([result.to_dict() for result in results], indent=2))
-        return 0
+        return code
     for result in results:
         label = f" ({result.label})" if result.label else ""
         print(f"{result.query}{label}: {len(result.hits)} found")
@@ -51,4 +57,4 @@ def run(words: Sequence[str]) -> int:
         import webbrowser
 
         webbrowser.open(page.absolute().as_uri())
-    return 0
+    return code

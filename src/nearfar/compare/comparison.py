@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 import nearfar
-import nearfar.data
 from nearfar.compare import files
 from nearfar.compare.ground import Ground, Rows, set_apart
 from nearfar.compare.journal import Journal
@@ -44,6 +43,8 @@ from nearfar.training.fit import StoppedError
 from nearfar.training.measure import embed, measure, numbers
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import prepare
+from nearfar.training.progress import Display
+from nearfar.training.reading import open_readable, readable
 from nearfar.training.runs import Run, replacing
 from nearfar.training.start import start
 
@@ -94,7 +95,11 @@ def compare(
         folder = Path(comparison.shared.out or new_folder(comparison.shared))
     with torch.random.fork_rng(devices=[]), _going_on(folder):
         shared = comparison.shared
-        table = data if isinstance(data, Table) else nearfar.data.open(shared.data.path, shared.data.layout)
+        display = Display(quiet)
+        if isinstance(data, Table):
+            table, _ = readable(data, shared.data.max_broken, display)
+        else:
+            table, _ = open_readable(shared.data, display)
         rows = set_apart(table, shared, comparison.effort.folds)
         if resume is None:
             write_comparison(comparison, folder)

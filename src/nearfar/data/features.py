@@ -128,6 +128,10 @@ class FeatureCache:
         index = Index(self.folder, self.dtype)
         return Features(index.shards, np.stack([index.places(ids) for ids in wanted], 1), index.dimension)
 
+    def known(self, images: ImageSequence) -> NDArray[np.bool_]:
+        """(N,) which images have features already."""
+        return np.asarray(Index(self.folder, self.dtype).places(self._ids(images, 1)[0]) >= 0)
+
     def _ids(self, images: ImageSequence, views: int) -> NDArray[Any]:
         """(views, N), 16 bytes each: which image, which view of it."""
         ids = np.empty((views, len(images)), ID_TYPE)

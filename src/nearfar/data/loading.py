@@ -38,7 +38,7 @@ class Faults:
         most: the fraction of the table that may be broken.
     """
 
-    def __init__(self, table: Table, most: float = 0.01):
+    def __init__(self, table: Table, most: float = 0.25):
         if not 0 <= most <= 1:
             raise ValueError(f"the fraction of broken images allowed must be from 0 to 1, not {most}")
         self._table, self.most = table, most
@@ -160,7 +160,7 @@ class Loader:
         sampler: BatchSampler | int,
         *,
         workers: int = 0,
-        max_broken: float = 0.01,
+        max_broken: float = 0.25,
         seed: int = 0,
         pin_memory: bool = False,
     ):

@@ -1,7 +1,8 @@
 """One look at every row of a data set: which pictures can be decoded, and what each of them contains.
 
     found = survey(table)
-    table.select(found.readable), found.listed(table)
+    found.check(table, 0.25)                        # an error if more than a quarter cannot be read
+    table, lines = found.kept(table), found.told(table)
 
 Every file is read once. What was found is kept in the user's cache, under the file's place, size and times of change:
 the next look at the same data costs no more than asking the file system.
@@ -10,10 +11,11 @@ the next look at the same data costs no more than asking the file system.
 import contextlib
 import hashlib
 import os
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import PIL
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from nearfar.data.columns import Files
 from nearfar.data.embedded import cache_folder
+from nearfar.data.splits import halves_note, zero_shot
 from nearfar.data.tables import Table
 from nearfar.imaging import BrokenImageError, Source, TooManyBrokenImagesError
 from nearfar.imaging.decoding import decode, open_image
@@ -29,7 +32,8 @@ from nearfar.imaging.sources import Span, encoded, identity
 SMALL = 1 / 8  # of a JPEG's sides: all of the file is read, and little of it computed
 AT_A_TIME = 256  # pictures between two reports of progress
 DIGITS = 32  # of a fingerprint
-DECODER = f"Pillow {PIL.__version__}"  # another one may read more, or less
+SHOWN = 5  # of what is left out; `nearfar doctor` lists more
+DECODER = f"2 Pillow {PIL.__version__}"  # another one may read more, or less, and call it otherwise
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,51 @@ class Survey:
         """The broken rows, each with its reason."""
         return [f"{row_name(table, row)}: {self.broken[row]}" for row in sorted(self.broken)[:most]]
 
+    def told(self, table: Table, data: str | None = None) -> list[str]:
+        """What a command says of it: how many are left out, the first of them, and how to see the others.
+
+        Args:
+            table: with all rows.
+            data: what the user calls it; by default, where its files are.
+        """
+        if not self.broken:
+            return []
+        count, more = len(self.broken), len(self.broken) - SHOWN
+        lines = [f"left out: {count:,} of {len(table):,} images cannot be read"]
+        lines += [f"  {line}" for line in self.listed(table, SHOWN)]
+        if more > 0:
+            place = data or (table.images.root if isinstance(table.images, Files) else table.name)
+            lines.append(f"  and {more:,} more: nearfar doctor {shlex.quote(place)} lists them")
+        return lines
+
     def check(self, table: Table, most: float) -> None:
-        """Raise `TooManyBrokenImagesError` if more than that share of all rows is broken."""
-        if len(self.broken) > most * len(table):
+        """Raise `TooManyBrokenImagesError` if more than that share of all rows is broken, or if all are."""
+        if not 0 <= most <= 1:
+            raise ValueError(f"max_broken is a fraction between 0 and 1, not {most}")
+        count, total = len(self.broken), len(table)
+        first = f"The first: {'; '.join(self.listed(table, SHOWN))}"
+        if 0 < count == total:
+            raise TooManyBrokenImagesError(f"none of the {total:,} images of {table.name} can be read. {first}")
+        if count > most * total:
             raise TooManyBrokenImagesError(
-                f"{len(self.broken):,} of {len(table):,} images of {table.name} cannot be read, more than the "
-                f"{most:.0%} allowed. The first: {'; '.join(self.listed(table, 3))}. Is the disk whole, and the copy "
-                "complete? Repair or remove them, or allow more with --data.max_broken"
+                f"{count:,} of {total:,} images of {table.name} cannot be read, more than the {most:.0%} allowed. "
+                f"{first}. Is the disk whole, and the copy complete? Repair or remove them, or allow more with "
+                "--max_broken"
             )
+
+    def kept(self, table: Table) -> Table:
+        """The rows that can be read, as if there were no others: where classes are halved and one of them has no image
+        left, those that are left are halved.
+        """
+        if not self.broken:
+            return table
+        rest = table.select(self.readable)
+        before, after = halves_note(table.num_classes), halves_note(rest.num_classes)
+        if before not in table.notes or rest.num_classes == table.num_classes:
+            return rest
+        ids = zero_shot([rest.label_name(row) for row in range(len(rest))], known=("",))
+        notes = tuple(after if note == before else note for note in rest.notes)
+        return replace(rest, split_ids=ids, notes=notes).compact()
 
 
 def row_name(table: Table, row: int) -> str:
@@ -135,7 +176,9 @@ class _Kept:
         known = self._known([key for key in keys if key])
         todo = [row for row, key in enumerate(keys) if key not in known]
         found = dict(zip(todo, pool.map(_look, [sources[row] for row in todo]), strict=True))
-        self._keep([(keys[row], *found[row]) for row in todo if keys[row]])
+        # Not what the system would not read: a disk that is not there, or a folder that is closed, leaves no trace in
+        # a file's times.
+        self._keep([(keys[row], *found[row]) for row in todo if keys[row] and found[row][0]])
         return (found[row] if row in found else known[key] for row, key in enumerate(keys))
 
     def _known(self, keys: list[str]) -> dict[str, tuple[str, str]]:

@@ -13,6 +13,7 @@ from nearfar.imaging.sources import BrokenImageError, ImageLike, describe, encod
 
 # What a picture is kept as. Not every format Pillow knows: some of them run other programs (EPS) or fetch fonts.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF")
+TEXT_LOOKED_AT = 200  # bytes of what may be text
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -39,8 +40,10 @@ def broken_if_it_fails(image: ImageLike) -> Iterator[None]:
             describe(image), f"not a picture in a format known here ({', '.join(FORMATS)})"
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BrokenImageError(describe(image), f"refused: {error}") from error
+        raise BrokenImageError(describe(image), f"refused: it is over {Image.MAX_IMAGE_PIXELS} pixels") from error
     except Exception as error:
+        if "truncated" in str(error).lower():
+            raise BrokenImageError(describe(image), "truncated: the end of the file is missing") from error
         raise BrokenImageError(describe(image), f"{type(error).__name__}: {error}") from error
 
 
@@ -67,11 +70,33 @@ def _opened(image: ImageLike) -> Image.Image:
     with broken_if_it_fails(image):
         Image.init()
         formats = [name for name in FORMATS if name in Image.OPEN]
-        opened = Image.open(io.BytesIO(encoded(image)), formats=formats)
+        data = encoded(image)
+        try:
+            opened = Image.open(io.BytesIO(data), formats=formats)
+        except UnidentifiedImageError as error:
+            if reason := _no_picture(data):
+                raise BrokenImageError(describe(image), reason) from error
+            raise
         limit = Image.MAX_IMAGE_PIXELS
         if limit is not None and opened.width * opened.height > limit:
             raise BrokenImageError(describe(image), f"refused: {opened.width} × {opened.height} is over {limit} pixels")
         return opened
+
+
+def _no_picture(data: bytes) -> str:
+    """What is known of a file that is not a picture; "" if that is nothing. A page that says "not found" is saved under
+    the name of a picture more often than one would think.
+    """
+    if not data:
+        return "the file is empty"
+    try:
+        words = data[:TEXT_LOOKED_AT].decode().split()
+    except UnicodeDecodeError as error:  # a character may be cut in two at the end
+        words = data[: error.start].decode().split() if error.start > TEXT_LOOKED_AT - 4 else []
+    text = " ".join(words)
+    if not text.isprintable() or not text:
+        return ""
+    return f"not a picture but text: {text[:40]}{'...' if len(text) > 40 or len(data) > TEXT_LOOKED_AT else ''}"
 
 
 def _from_array(pixels: npt.NDArray[Any]) -> Image.Image:

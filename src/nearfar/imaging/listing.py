@@ -1,6 +1,7 @@
 """The image files in a folder."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 EXTENSIONS = frozenset(
@@ -12,7 +13,8 @@ def images_below(folder: str | os.PathLike[str]) -> list[str]:
     """The image files in a folder and its subfolders, as paths relative to it with "/" between, in sorted order.
 
     Links are followed, but for those that lead back to a folder they are in. What is hidden (.name) does not count, nor
-    do pipes and devices, whatever they are called. A link to nothing is listed, for the loader to report.
+    do pipes and devices, whatever they are called. Links to nothing or to themselves are listed: a
+    loader reports them.
     """
     found: list[str] = []
     waiting = [("", frozenset[tuple[int, int]]())]
@@ -28,10 +30,18 @@ def images_below(folder: str | os.PathLike[str]) -> list[str]:
                 name = f"{here}/{entry.name}" if here else entry.name
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                if _leads_to(entry.is_dir):
                     waiting.append((name, above))
                 elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS and (
-                    entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+                    _leads_to(entry.is_file) or (entry.is_symlink() and not os.path.exists(entry.path))
                 ):
                     found.append(name)
     return sorted(found)
+
+
+def _leads_to(kind: Callable[[], bool]) -> bool:
+    """Whether an entry is of a kind; a link that leads in circles is of none."""
+    try:
+        return kind()
+    except OSError:
+        return False

@@ -173,6 +173,7 @@ class Embedder(EmbeddingNetwork):
         batch_size: int | None = None,
         num_workers: int | None = None,
         max_broken: float = 0.0,
+        part_of: int | None = None,
         output: Output = "embeddings",
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[NDArray[np.float32]]:
@@ -180,6 +181,8 @@ class Embedder(EmbeddingNetwork):
 
         Args:
             transform: in place of the model's own, such as `nearfar.data.SeededView` for augmented views.
+            part_of: how many images there are in all, where these are some of them, such as those that no cache has
+                yet: `max_broken` is a fraction of all.
             advance: called with the number of images done.
         """
         if output not in ("embeddings", "features"):
@@ -200,6 +203,8 @@ class Embedder(EmbeddingNetwork):
                 num_workers=num_workers,
                 device=device,
                 max_broken=max_broken,
+                part_of=part_of,
+                width=self.dimension if output == "embeddings" else self.feature_size,
                 advance=advance,
             )
         finally:

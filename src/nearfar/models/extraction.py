@@ -105,6 +105,8 @@ def extract(
     num_workers: int | None = None,
     device: torch.device | None = None,
     max_broken: float = 0.0,
+    part_of: int | None = None,
+    width: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[NDArray[np.float32]]:
     """Rows (n, D) for one batch of images after the other; a broken image's row is NaN.
@@ -112,11 +114,15 @@ def extract(
     Args:
         max_broken: the fraction of broken images beyond which to give up; by default the first is an error. Those
             passed over are listed in a warning at the end.
+        part_of: how many images there are in all, where these are some of them, such as those that no cache has yet:
+            the fraction is of all. That all of these are broken is then no error, if the network's `width` D is given.
         advance: called with the number of images done.
     """
     if not 0 <= max_broken <= 1:
         raise ValueError(f"max_broken is a fraction between 0 and 1, not {max_broken}")
     total = len(images) if isinstance(images, Sized) else None
+    if part_of is not None and total is not None:
+        total = max(total, part_of)
     broken: list[BrokenImageError] = []
     done, held = 0, 0  # `held`: rows of batches with no good image, before the dimension is known
     dimension: int | None = None
@@ -143,13 +149,16 @@ def extract(
             yield np.full((len(errors), dimension), np.nan, np.float32)
         if advance is not None:
             advance(len(errors))
-    if held:
+    of = total or done
+    if held and (width is None or held == of):
         raise TooManyBrokenImagesError(f"none of the {held} images can be read; the first: {broken[0]}")
-    if broken and len(broken) > max_broken * done:
+    if broken and len(broken) > max_broken * of:
         raise _too_many(broken, done, total, max_broken) from broken[0]
+    if held:
+        yield np.full((held, width or 0), np.nan, np.float32)
     if broken:
         shown = "; ".join(map(str, broken[:5])) + (f"; and {len(broken) - 5} more" if len(broken) > 5 else "")
-        warnings.warn(f"{len(broken)} of {done} images are broken, their rows are NaN: {shown}", stacklevel=2)
+        warnings.warn(f"{len(broken)} of {of} images are broken, their rows are NaN: {shown}", stacklevel=2)
 
 
 def _too_many(broken: list[BrokenImageError], done: int, total: int | None, allowed: float) -> Exception:

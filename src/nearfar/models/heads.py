@@ -1,5 +1,6 @@
 """From a trunk's features to the embedding."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,11 +23,23 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
     x = features.detach().double()
     mean = x.mean(0)
     covariance = (x - mean).T @ (x - mean) / (count - 1)
-    variances, components = torch.linalg.eigh(covariance)
+    variances, components = _eigen(covariance)
     variances, components = variances.flip(0)[:dimension], components.flip(1)[:, :dimension].T
     if whiten:
         components = components / (variances + covariance.trace() / channels).sqrt()[:, None]
     return components.to(features.dtype), -(components @ mean).to(features.dtype)
+
+
+def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, rising, and eigenvectors, as columns. Where features are fewer than their dimensions, torch's solver
+    fails now and then (of 43 features of 1280 dimensions, on one thread and not on two), and numpy's does not.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:
+        found = np.linalg.eigh(matrix.cpu().numpy())
+        values, vectors = (torch.from_numpy(part).to(matrix) for part in found)
+    return values, vectors
 
 
 class LinearHead(nn.Module):

@@ -39,7 +39,7 @@ def add_images(
     began = time.monotonic()
     with index.change() as change:
         todo, states = _unknown(change, gallery, advance)
-        broken = _embed(change, encoder, gallery.select(todo), states, advance) if todo else 0
+        broken = _embed(change, encoder, gallery.select(todo), states, len(gallery), advance) if todo else 0
     return Added(len(todo) - broken, len(gallery) - len(todo), broken, time.monotonic() - began)
 
 
@@ -78,11 +78,16 @@ def _unknown(change: Change, gallery: Gallery, advance: Callable[[int], None] | 
 
 
 def _embed(
-    change: Change, encoder: Encoder, gallery: Gallery, states: list[str], advance: Callable[[int], None] | None
+    change: Change,
+    encoder: Encoder,
+    gallery: Gallery,
+    states: list[str],
+    part_of: int,
+    advance: Callable[[int], None] | None,
 ) -> int:
     """Embed and put all of it; how many images could not be read."""
     start = broken = 0
-    for vectors in encoder.gallery(gallery.images, advance=advance):
+    for vectors in encoder.gallery(gallery.images, part_of=part_of, advance=advance):
         good = ~np.isnan(vectors).any(1)
         rows = (np.flatnonzero(good) + start).tolist()
         labels, own = [gallery.label(row) for row in rows], [states[row] for row in rows]

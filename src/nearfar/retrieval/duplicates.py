@@ -168,7 +168,8 @@ def find_duplicates(
         nearest[one[better]], best[one[better]] = other[better], similarity[better]
     found = [_group(gallery, [(rows[m], rows[int(nearest[m])], float(best[m])) for m in group]) for group in groups]
     found.sort(key=lambda group: (not group.leak, -group.similarity, group.members[0].image))
-    return Duplicates(len(gallery), len(gallery) - len(rows), threshold, tuple(found))
+    images = len(gallery) + len(gallery.left_out)
+    return Duplicates(images, images - len(rows), threshold, tuple(found))
 
 
 def near_pairs(vectors: Floats, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:

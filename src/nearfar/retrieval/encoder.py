@@ -83,11 +83,17 @@ class Encoder:
         return np.concatenate(rows)
 
     def stream(
-        self, images: Any, *, max_broken: float | None = None, advance: Callable[[int], None] | None = None
+        self,
+        images: Any,
+        *,
+        max_broken: float | None = None,
+        part_of: int | None = None,
+        advance: Callable[[int], None] | None = None,
     ) -> Iterator[Floats]:
         """The same batch by batch. By default, as many images may be unreadable as the run allows.
 
         Args:
+            part_of: how many images there are in all, where these are some of them: the share is of all.
             advance: called with the number of images done.
         """
         device = self.model.device
@@ -99,20 +105,25 @@ class Encoder:
             batch_size=8 if device.type == "cpu" else 64,
             device=device,
             max_broken=self.max_broken if max_broken is None else max_broken,
+            part_of=part_of,
+            width=self.dimension,
             advance=advance,
         )
 
-    def gallery(self, images: ImageSequence, *, advance: Callable[[int], None] | None = None) -> Iterator[Floats]:
+    def gallery(
+        self, images: ImageSequence, *, part_of: int | None = None, advance: Callable[[int], None] | None = None
+    ) -> Iterator[Floats]:
         """The same for the images of a data set. Where the trunk is as it came, its features are taken from the cache
         that training uses, or left there.
         """
         settings = self.model.settings
         if self.flip or not (settings.freeze_trunk or settings.head is None):
-            yield from self.stream(images, advance=advance)
+            yield from self.stream(images, part_of=part_of, advance=advance)
             return
 
         def encode(some: Any, view: int) -> Iterator[Floats]:
-            return self.model.stream(some, output="features", max_broken=self.max_broken)
+            total = part_of or len(images)
+            return self.model.stream(some, output="features", max_broken=self.max_broken, part_of=total)
 
         cache = FeatureCache(cache_folder() / "features", self.model.feature_key())
         features = cache.compute(images, encode, progress=by_steps(advance))

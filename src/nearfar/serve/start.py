@@ -16,7 +16,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 import nearfar.data
-from nearfar.data import SPLITS, Source
+from nearfar.data import SPLITS, Source, TooManyBrokenImagesError
 from nearfar.models.extraction import progress_bar
 from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
@@ -32,6 +32,7 @@ from nearfar.serve.runs import About, ServedRun
 from nearfar.serve.security import new_token
 from nearfar.training.finish import tested
 from nearfar.training.kept_split import ROW, parts_of
+from nearfar.training.progress import Display
 from nearfar.training.runs import Run
 
 TOKEN = "NEARFAR_TOKEN"
@@ -131,7 +132,7 @@ def open_run(key: str, run: Run, index: str | None = None, device: str = "cpu") 
 
 def _build(run: Run, encoder: Encoder, where: str) -> Index:
     """What `nearfar index RUN` does."""
-    gallery = gallery_for(run.config.data, [])
+    gallery = gallery_for(run.config.data, [], display=Display())
     print(f"{where} is made of {len(gallery):,} images of {run.config.data.path}", flush=True)
     index = make_index(where, encoder.about())
     with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
@@ -146,7 +147,7 @@ def evaluated_of(run: Run) -> Evaluated | None:
     try:
         parts = parts_of(run)
         ids = gallery_of(nearfar.data.open(config.data.path, config.data.layout), config.data.path).ids
-    except (OSError, ValueError):
+    except (OSError, ValueError, TooManyBrokenImagesError):
         return None
     for note in parts.notes:
         print(f"note: {note}", flush=True)

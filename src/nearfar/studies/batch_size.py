@@ -65,7 +65,7 @@ def steps_for(size: int, sizes: tuple[int, ...], steps: int, budget: str) -> int
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Train with every size and both budgets."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
     steps = options.config.max_steps or STEPS
 
     def measure(setting: Mapping[str, Any]) -> Measured:

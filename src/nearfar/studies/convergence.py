@@ -73,7 +73,7 @@ class Options(HeadOptions):
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Curves of every loss and seed; pairs at the boundary of the first seed."""
-    heads = Heads(replace(options.config, seed=options.seed), options.classes)
+    heads = Heads(replace(options.config, seed=options.seed), options.classes, say=progress)
     curves = cells(
         [{"loss": name, "seed": seed} for name in options.losses for seed in options.all_seeds],
         lambda setting: train_curve(heads, setting["loss"], setting["seed"], options),

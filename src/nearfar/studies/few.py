@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from nearfar.compare.ground import Fold
 from nearfar.compare.spaces import read_contestant
+from nearfar.data import Table
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured, measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
@@ -46,6 +47,19 @@ class Options(HeadOptions):
         return replace(self, losses=("ProxyAnchorLoss",), samples=(4, 8), seeds=2, classes=20, config=config)
 
 
+def large_enough(train: Table, samples: int, say: Progress) -> Table:
+    """The rows of classes that have so many images. A few that have not are left out, and that is said; if most have
+    not, all are kept, for `chosen_rows` to refuse.
+    """
+    sizes = np.bincount(train.labels, minlength=len(train.label_names))
+    enough = np.flatnonzero(sizes >= samples)
+    if len(enough) == train.num_classes or 2 * len(enough) < train.num_classes:
+        return train
+    few = train.num_classes - len(enough)
+    say(f"left out: {few:,} of {train.num_classes:,} training classes have fewer than {samples} images")
+    return train.select(np.isin(train.labels, enough)).compact()
+
+
 def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[np.int64]:
     """So many rows of every class, drawn at random, in order. More samples contain fewer of the same seed.
 
@@ -67,11 +81,16 @@ def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[n
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Train with every loss on every number of samples."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
+
+    @functools.lru_cache(maxsize=1)
+    def all_rows() -> tuple[Table, Table]:
+        train, test = heads.rows
+        return large_enough(train, max(options.samples), progress), test
 
     @functools.lru_cache(maxsize=1)
     def drawn(samples: int, seed: int) -> Fold:
-        train, test = heads.rows
+        train, test = all_rows()
         return heads.ground.fold(train.select(chosen_rows(train.labels, samples, seed)), test)
 
     def measure(setting: Mapping[str, Any]) -> Measured:

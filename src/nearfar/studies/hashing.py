@@ -75,7 +75,7 @@ def of_floats(embeddings: Embeddings, table: Table) -> Measured:
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Train both kinds of heads for every number of bits."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
     loss = read_contestant(options.trained_with)
 
     @functools.lru_cache(maxsize=1)

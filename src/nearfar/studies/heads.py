@@ -21,6 +21,7 @@ import nearfar.data
 from nearfar.compare.ground import Fold, Ground
 from nearfar.compare.trial import After, run_fold
 from nearfar.data import Table
+from nearfar.data.survey import survey
 from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
 from nearfar.training.measure import measure
 from nearfar.training.options import ConfigError
@@ -58,9 +59,19 @@ def study_config(config: TrainConfig) -> TrainConfig:
     )
 
 
-def read_rows(config: TrainConfig, classes: int | None = None) -> tuple[Table, Table]:
-    """Training and test rows of the data; of `classes` classes each, if given: the first ones."""
-    table = nearfar.data.open(config.data.path, config.data.layout)
+def read_rows(
+    config: TrainConfig, classes: int | None = None, say: Callable[[str], None] | None = None
+) -> tuple[Table, Table]:
+    """Training and test rows of the data; of `classes` classes each, if given: the first ones. What cannot be read is
+    left out, and `say` told so.
+    """
+    whole = nearfar.data.open(config.data.path, config.data.layout)
+    found = survey(whole)
+    found.check(whole, config.data.max_broken)
+    if say is not None:
+        for line in found.told(whole, config.data.path):
+            say(line)
+    table = found.kept(whole)
     parts = split(table, replace(config.data, validation=0.0), config.seed)
     if parts.test is None:
         raise ConfigError(f"{table.name} has no test rows, on which a study measures")
@@ -84,16 +95,23 @@ class Heads:
         config: of everything that the trainings share; `study_config` chooses what it leaves open.
         classes: so many training and test classes alone.
         rows: to train on and to test, in place of the data's.
+        say: is told what of the data is left out.
     """
 
-    def __init__(self, config: TrainConfig, classes: int | None = None, rows: tuple[Table, Table] | None = None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        classes: int | None = None,
+        rows: tuple[Table, Table] | None = None,
+        say: Callable[[str], None] | None = None,
+    ):
         self.config = study_config(config)
-        self._classes, self._rows = classes, rows
+        self._classes, self._rows, self._say = classes, rows, say
 
     @functools.cached_property
     def rows(self) -> tuple[Table, Table]:
         """Training and test rows."""
-        return self._rows or read_rows(self.config, self._classes)
+        return self._rows or read_rows(self.config, self._classes, self._say)
 
     @functools.cached_property
     def ground(self) -> Ground:

@@ -68,7 +68,7 @@ def mislabelled(labels: Labels, share: float, seed: int) -> Labels:
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Train with every loss on every share."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)
     def noisy(share: float, seed: int) -> Fold:

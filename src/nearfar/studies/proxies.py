@@ -72,7 +72,7 @@ def joined_labels(labels: NDArray[np.int64], count: int, seed: int) -> NDArray[n
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Train with every number of proxies, on classes as they are and joined."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)
     def fold(count: int, seed: int) -> Fold:

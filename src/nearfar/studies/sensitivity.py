@@ -109,7 +109,7 @@ def loss_of(part: str, setting: Mapping[str, Any]) -> LossConfig:
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
     """Sweep every part that is wanted."""
-    heads = Heads(options.config, options.classes)
+    heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)  # settings of a dimension follow each other
     def ground(dimension: int | None) -> Ground:

@@ -54,14 +54,14 @@ class Options(HeadOptions):
         return replace(self, by=FACES, seeds=1, classes=24, config=config)
 
 
-def families(options: Options, config: TrainConfig) -> dict[str, Sets]:
+def families(options: Options, config: TrainConfig, say: Progress | None = None) -> dict[str, Sets]:
     """The sets to be trained on and tested on, by what makes them different."""
-    train, test = rows = read_rows(config, options.classes)
+    train, test = rows = read_rows(config, options.classes, say)
     if options.others:
         sets = {Path(config.data.path).name: rows}
         for path in options.others:
             other = replace(config, data=replace(config.data, path=path, layout=None))
-            sets[Path(path).name] = read_rows(other, options.classes)
+            sets[Path(path).name] = read_rows(other, options.classes, say)
         if len(sets) <= len(options.others):
             raise ConfigError("two of the data sets have the same name: tell them apart by the names of their folders")
         return {SETS: sets}
@@ -121,7 +121,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     tables: dict[str, list[Row]] = {}
     figures: dict[str, Drawing] = {}
     said: list[str] = []
-    for kind, sets in families(options, study_config(options.config)).items():
+    for kind, sets in families(options, study_config(options.config), progress).items():
         settings = [{"by": kind, "trained on": FEATURES, "seed": options.seed}]
         settings += [{"by": kind, "trained on": name, "seed": seed} for name in sets for seed in options.all_seeds]
         found = cells(settings, Trainings(options, sets).measure, folder, progress)

@@ -180,8 +180,9 @@ def cached_features(
     random = [None if transform is None else SeededView(transform, view, config.seed) for view in range(views)]
     key = embedder.feature_key() if transform is None else f"{embedder.feature_key(transform)} {config.seed}"
 
-    def encode(images: Any, view: int) -> Iterator[Any]:
-        return embedder.stream(images, transform=random[view], output="features", max_broken=config.data.max_broken)
+    def encode(some: Any, view: int) -> Iterator[Any]:
+        allowed = config.data.max_broken
+        return embedder.stream(some, transform=random[view], output="features", max_broken=allowed, part_of=len(table))
 
     images: Any = table.images
     return FeatureCache(cache_folder() / "features", key).compute(

@@ -1,0 +1,35 @@
+"""The batch doctor called on the first batch of a run, before there is one; or after, by the run's model."""
+
+from dataclasses import replace
+
+import torch
+
+from nearfar.data import Table
+from nearfar.training.config import TrainConfig
+from nearfar.training.defaults import is_pretrained
+from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.prepare import Prepared, prepare
+from nearfar.training.progress import Display
+from nearfar.training.runs import Run
+from nearfar.training.start import start
+
+
+def look_at_batch(
+    config: TrainConfig, table: Table, run: Run | None = None, display: Display | None = None
+) -> tuple[Prepared, BatchReport]:
+    """What training would begin with, and a report on its first batch; with a run, by the run's model."""
+    with torch.random.fork_rng(devices=[]):
+        prepared = prepare(config, table, display=display)
+        embedder, parts, chosen = prepared.embedder, prepared.parts, prepared.config
+        if run is None:
+            pretrained = is_pretrained(chosen.model.backbone or "", chosen.model.weights)
+            # By way of the cache, where they stay for a run that freezes the trunk.
+            cached = replace(chosen, model=replace(chosen.model, freeze=True)) if pretrained else chosen
+            start(embedder, prepared.loss, parts.train, cached, display=display)
+        else:
+            embedder.load_state_dict(run.model().state_dict())
+        batch = next(iter(prepared.loader))
+        embedder.eval()
+        with torch.no_grad():
+            embeddings = embedder.project(batch.images) if chosen.model.freeze else embedder(batch.images)
+        return prepared, diagnose_batch(embeddings, batch.labels, prepared.loss)
