@@ -132,7 +132,7 @@ def _through_the_network(
     if refused := _refused(config, table, parts):
         return _Network(refused=refused)
     result = _Network()
-    times = duration(config, parts)
+    times = duration(config, table)
     model = resolve(config, parts.train).model
     pretrained = table.images is not None and is_pretrained(model.backbone or "", model.weights)
     rows = np.arange(len(table))
