@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from nearfar.errors import InputError, MissingPackageError
+
 
 def run(words: Sequence[str]) -> int:
     """Serve a page to search a run's gallery and to see what its model gets wrong."""
@@ -11,13 +13,15 @@ def run(words: Sequence[str]) -> int:
         import fastapi
         import uvicorn  # noqa: F401
     except ImportError as missing:
-        raise ImportError("the server is made with FastAPI and uvicorn: pip install 'nearfar[serve]'") from missing
+        raise MissingPackageError(
+            "the server is made with FastAPI and uvicorn: pip install 'nearfar[serve]'"
+        ) from missing
     del fastapi
     from nearfar.serve.limits import Limits
     from nearfar.serve.start import Options, serve
 
     if options.max_upload <= 0 or options.rate < 0:
-        raise ValueError("--max-upload must be positive, and --rate not negative")
+        raise InputError("--max-upload must be positive, and --rate not negative")
     serve(
         options.runs,
         Options(

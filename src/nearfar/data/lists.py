@@ -4,8 +4,10 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 
+from nearfar.errors import NearfarError
 
-class LayoutError(ValueError):
+
+class LayoutError(NearfarError, ValueError):
     """A data set that is not what its layout says."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nearfar.data import Table
+from nearfar.errors import InputError
 from nearfar.export.accuracy import Accuracy, accuracy, whole_classes
 from nearfar.export.card import Facts, card
 from nearfar.export.folder import appearing, check_free
@@ -67,13 +68,13 @@ def export(
         progress: show a bar while measuring.
     """
     if to not in get_args(Format):
-        raise ValueError(f"the format must be one of {', '.join(get_args(Format))}, not {to!r}")
+        raise InputError(f"the format must be one of {', '.join(get_args(Format))}, not {to!r}")
     if quantise not in (None, *get_args(Quantise)):
-        raise ValueError(f'quantise must be "int8", not {quantise!r}')
+        raise InputError(f'quantise must be "int8", not {quantise!r}')
     if quantise is not None and to != "onnx":
-        raise ValueError(f"int8 goes with the format onnx, not with {to}")
+        raise InputError(f"int8 goes with the format onnx, not with {to}")
     if rows is not None and (rows < 1 or quantise is None):
-        raise ValueError("rows says on how many, at least 1, to measure what int8 costs: it goes with quantise")
+        raise InputError("rows says on how many, at least 1, to measure what int8 costs: it goes with quantise")
     run = run if isinstance(run, Run) else Run(run)
     target = Path(out) if out is not None else run.folder / f"export-{to}"
     check_free(target, replace)

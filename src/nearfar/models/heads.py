@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nearfar.errors import InputError
+
 
 def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
     """Weight (dimension, C) and bias (dimension,) of the linear map x -> W (x - mean) onto the principal components of
@@ -14,7 +16,7 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
     """
     count, channels = features.shape
     if dimension > min(channels, count - 1):
-        raise ValueError(
+        raise InputError(
             f"{count} features of {channels} dimensions have at most {min(channels, count - 1)} principal components, "
             f"not {dimension}"
         )

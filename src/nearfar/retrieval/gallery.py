@@ -11,6 +11,7 @@ import numpy as np
 import nearfar.data
 from nearfar.data import Files, Images, Source, Table, identity
 from nearfar.data.tables import UNLABELLED
+from nearfar.errors import MissingFileError
 from nearfar.imaging.listing import EXTENSIONS
 from nearfar.retrieval.index import RetrievalError
 from nearfar.retrieval.texts import Texts
@@ -67,7 +68,7 @@ def open_gallery(
     if files and len(files) == len(paths):
         for path in files:
             if not path.is_file():
-                raise FileNotFoundError(f"there is no {path}")
+                raise MissingFileError(f"there is no {path}")
         names = list(dict.fromkeys(str(path.absolute()) for path in files))
         none = np.full(len(names), UNLABELLED, np.int64)
         test = np.full(len(names), nearfar.data.SPLITS.index("test"), np.int8)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import nearfar.data
 from nearfar.data import SPLITS, Source
+from nearfar.errors import FileError, InputError
 from nearfar.models.extraction import progress_bar
 from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
@@ -68,9 +69,9 @@ class Options:
 def serve(runs: Sequence[str | os.PathLike[str]], options: Options) -> None:
     """Serve one run, or two side by side, until the process is told to stop."""
     if not 1 <= len(runs) <= 2:
-        raise ValueError(f"serve takes one run, or two to compare, not {len(runs)}")
+        raise InputError(f"serve takes one run, or two to compare, not {len(runs)}")
     if len(options.indexes) > len(runs):
-        raise ValueError(f"there are {len(options.indexes)} indexes for {len(runs)} runs: give one for each")
+        raise InputError(f"there are {len(options.indexes)} indexes for {len(runs)} runs: give one for each")
     token = None if options.read_only else _token()
     # First of all: a port that is taken shows before minutes of work.
     with contextlib.closing(_listen(options.host, options.port)) as listening:
@@ -172,7 +173,7 @@ def _token() -> str:
     if own is None:
         return new_token()
     if len(own) < SHORTEST_TOKEN or not own.isascii() or not own.isprintable() or " " in own:
-        raise ValueError(f"{TOKEN} must have at least {SHORTEST_TOKEN} ASCII characters, without spaces")
+        raise InputError(f"{TOKEN} must have at least {SHORTEST_TOKEN} ASCII characters, without spaces")
     return own
 
 
@@ -188,7 +189,7 @@ def _listen(host: str, port: int) -> socket.socket:
             unless_it_works.pop_all()
             return listening
     except OSError as error:
-        raise OSError(
+        raise FileError(
             f"cannot listen on {host}, port {port}: {error.strerror}. Choose another with --port, or --port 0 for any"
         ) from error
 

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.errors import NearfarError
 from nearfar.training.config import LossConfig, TrainConfig
 
 SHORT_SECTIONS = ("data", "sampler", "model")  # their options may be written without the section
@@ -22,7 +23,7 @@ _LOSS_OPTIONS = ("weight", "class_level", "memory", "dims")
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
-class ConfigError(ValueError):
+class ConfigError(NearfarError, ValueError):
     """Something in the configuration is misspelt, or of the wrong kind."""
 
 

@@ -21,6 +21,7 @@ from torch import nn
 
 import nearfar.data
 from nearfar.data import Loader, Table
+from nearfar.errors import NearfarError
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_parameters
@@ -45,7 +46,7 @@ from nearfar.training.world import World, joined, restarted, started
 WHERE = ("devices", "accelerator")  # options of a run that may be others when it goes on
 
 
-class StoppedError(RuntimeError):
+class StoppedError(NearfarError, RuntimeError):
     """Stopped by Ctrl-C or SIGTERM, after everything was saved; the message says how to go on."""
 
     exit_code = 130

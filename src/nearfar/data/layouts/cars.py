@@ -9,6 +9,7 @@ import numpy as np
 from nearfar.data.columns import Files
 from nearfar.data.lists import LayoutError, first_existing, inside
 from nearfar.data.tables import SPLITS, Table, number_classes
+from nearfar.errors import MissingPackageError
 
 TRAIN_CLASSES = 98
 OLD = "cars_annos.mat"
@@ -64,7 +65,7 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         from scipy.io import loadmat
     except ImportError as missing:
-        raise ImportError("Cars196 keeps its labels in .mat files: pip install 'nearfar[data]'") from missing
+        raise MissingPackageError("Cars196 keeps its labels in .mat files: pip install 'nearfar[data]'") from missing
     content: Mapping[str, Any] = loadmat(str(path))
     return content
 

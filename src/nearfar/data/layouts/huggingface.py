@@ -14,6 +14,7 @@ from nearfar.data.layouts.tabular import COLUMNS, arrow_images, find_column, rea
 from nearfar.data.lists import LayoutError, inside
 from nearfar.data.splits import split_name
 from nearfar.data.tables import SPLITS, Table
+from nearfar.errors import MissingPackageError
 
 SHARD = re.compile(r"(?P<split>[A-Za-z]+)(-\d{5}-of-\d{5}.*)?\.parquet$")
 
@@ -80,7 +81,9 @@ def _mapped(files: Sequence[str]) -> Any:
     try:
         import pyarrow as pa
     except ImportError as missing:
-        raise ImportError("Hugging Face data sets are read by pyarrow: pip install 'nearfar[data]'") from missing
+        raise MissingPackageError(
+            "Hugging Face data sets are read by pyarrow: pip install 'nearfar[data]'"
+        ) from missing
     tables = [pa.ipc.open_stream(pa.memory_map(file)).read_all() for file in files]
     return pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
 

@@ -13,6 +13,7 @@ from nearfar.data.columns import Encoded, Files, Images
 from nearfar.data.lists import LayoutError, inside
 from nearfar.data.splits import halves_note, shared_classes, split_name, zero_shot
 from nearfar.data.tables import Table, number_classes, split_column
+from nearfar.errors import MissingPackageError
 
 # What each column may be called; the first name found counts.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -84,7 +85,7 @@ def read_arrow_table(path: Path) -> Any:
     try:
         from pyarrow import parquet
     except ImportError as missing:
-        raise ImportError("Parquet files are read by pyarrow: pip install 'nearfar[data]'") from missing
+        raise MissingPackageError("Parquet files are read by pyarrow: pip install 'nearfar[data]'") from missing
     try:
         return parquet.read_table(path)
     except (OSError, ValueError) as error:
