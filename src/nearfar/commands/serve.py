@@ -1,6 +1,7 @@
 """`nearfar serve`."""
 
 import argparse
+import math
 from collections.abc import Sequence
 
 from nearfar.errors import InputError, MissingPackageError
@@ -20,7 +21,7 @@ def run(words: Sequence[str]) -> int:
     from nearfar.serve.limits import Limits
     from nearfar.serve.start import Options, serve
 
-    if options.max_upload <= 0 or options.rate < 0:
+    if not 0 < options.max_upload < math.inf or not 0 <= options.rate < math.inf:
         raise InputError("--max-upload must be positive, and --rate not negative")
     serve(
         options.runs,

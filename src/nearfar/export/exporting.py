@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nearfar.data import Table
-from nearfar.errors import InputError
+from nearfar.errors import InputError, NearfarError
 from nearfar.export.accuracy import Accuracy, accuracy, whole_classes
 from nearfar.export.card import Facts, card
 from nearfar.export.folder import appearing, check_free
@@ -113,7 +113,7 @@ def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -
     """The rows to compare and to measure on; None where there are none, and none are needed."""
     try:
         rows = rows_of(run.config, data)
-    except (OSError, ValueError) as error:
+    except (OSError, NearfarError) as error:
         if data is not None:
             raise
         if needed:

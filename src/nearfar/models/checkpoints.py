@@ -3,7 +3,6 @@ could run code.
 """
 
 import os
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -31,10 +30,12 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise InputError(f"{path} is not a whole safetensors file: {error}") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # bad bytes may be anything to it
+        if isinstance(error, (MemoryError, OSError)):
+            raise
         raise InputError(
             f"{path} cannot be read as tensors alone (it is damaged, or holds other objects, which might run code): "
-            f"{str(error).splitlines()[0]}"
+            f"{(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from error
     while isinstance(content, dict) and (inside := [k for k in _INSIDE if isinstance(content.get(k), dict)]):
         content = content[inside[0]]

@@ -20,6 +20,7 @@ from nearfar.imaging.foreign import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import storage
 from nearfar.models.checkpoints import load_weights
+from nearfar.models.devices import usable
 from nearfar.models.extraction import extract, gathered, listed, progress_bar
 from nearfar.models.fingerprint import describe_transform, digest_of
 from nearfar.models.hashing import pack_codes
@@ -248,6 +249,7 @@ class Embedder(EmbeddingNetwork):
             trunk: the module, where the trunk was one of yours.
             transform: where the model had one of its own.
         """
+        where = usable(device)
         tensors, description = storage.read(path)
         model = cls.__new__(cls)
         try:
@@ -260,7 +262,7 @@ class Embedder(EmbeddingNetwork):
         except (KeyError, TypeError) as error:
             raise InputError(f"the description in {os.fspath(path)} is incomplete or damaged: {error!r}") from error
         load_weights(model, tensors, os.fspath(path))
-        return model.to(device).eval()
+        return model.to(where).eval()
 
 
 def _as_it_is(image: Tensor) -> Tensor:

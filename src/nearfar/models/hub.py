@@ -121,7 +121,10 @@ def add_lora(module: nn.Module, options: Mapping[str, Any]) -> None:
         import peft  # type: ignore[import-not-found]
     except ImportError as error:
         raise MissingPackageError("lora= needs peft: pip install 'nearfar[lora]'") from error
-    peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
+    try:
+        peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"peft cannot add adapters with lora={dict(options)}: {error}") from error
     for name, parameter in module.named_parameters():
         parameter.requires_grad_("lora_" in name)
 
@@ -149,7 +152,10 @@ def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, EvalTransfo
     if not library.is_model(model.split(".")[0]):
         near = library.list_models(f"*{model.split('.')[0]}*")[:3]
         raise InputError(f"timm has no model {model!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
-    trunk = TimmTrunk(library.create_model(model, pretrained=pretrained, num_classes=0))
+    try:
+        trunk = TimmTrunk(library.create_model(model, pretrained=pretrained, num_classes=0))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"timm:{model} cannot be loaded: {error}") from error
     config = library.data.resolve_data_config({}, model=trunk.model)
     _, height, width = config["input_size"]
     resize = max(height, width, int(max(height, width) / config["crop_pct"]))

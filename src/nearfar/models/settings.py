@@ -36,6 +36,8 @@ class Settings:
             raise InputError(f"head=None gives the features themselves: head_start={self.head_start!r} starts nothing")
         if self.hidden is not None and self.head != "mlp":
             raise InputError(f'hidden goes with head="mlp", not {self.head!r}')
+        if not self.parts or min(self.parts) < 1:
+            raise InputError(f"parts must be numbers of stripes such as (1, 2, 3), not {tuple(self.parts)}")
         if self.dimension < 1 or self.dimension % sum(self.parts):
             raise InputError(f"dimension={self.dimension} cannot be shared equally by {sum(self.parts)} parts")
         if self.freeze_to is not None and self.freeze_trunk:

@@ -213,7 +213,12 @@ def _by_name(
             "hub, such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
         )
     info = _TRUNKS[name]
-    module = info.make(**options)
+    try:
+        module = info.make(**options)
+    except (TypeError, ValueError, RuntimeError) as error:  # of Python and torch, about what the options ask for
+        if not options:
+            raise
+        raise InputError(f"{name} cannot be made with the options {options}: {error}") from error
     if weights == "default" and info.default_weights is not None:
         weights = info.default_weights()
     if weights not in ("default", "random"):

@@ -8,6 +8,7 @@ import numpy as np
 
 import nearfar.data
 from nearfar.data import Table
+from nearfar.errors import InputError
 from nearfar.evaluation import calibrate
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.index import Floats, RetrievalError
@@ -35,7 +36,7 @@ def calibrated(
             return own
         try:
             return calibrated(run, encoder, precision=float(own["wished"]))
-        except ValueError:  # what cosines reach, codes need not
+        except (InputError, RetrievalError):  # what cosines reach, codes need not
             return None
     config = run.config
     parts = split(nearfar.data.open(config.data.path, config.data.layout), config.data, config.seed)

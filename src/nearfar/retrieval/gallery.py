@@ -11,7 +11,7 @@ import numpy as np
 import nearfar.data
 from nearfar.data import Files, Images, Source, Table, identity
 from nearfar.data.tables import UNLABELLED
-from nearfar.errors import MissingFileError
+from nearfar.errors import MissingFileError, NearfarError
 from nearfar.imaging.listing import EXTENSIONS
 from nearfar.retrieval.index import RetrievalError
 from nearfar.retrieval.texts import Texts
@@ -116,7 +116,7 @@ class Pictures:
         if data not in self._tables:
             try:
                 self._tables[data] = nearfar.data.open(data)
-            except (OSError, ValueError):
+            except (OSError, NearfarError):
                 self._tables[data] = None
         table = self._tables[data]
         if table is None or table.images is None or int(row) >= len(table):

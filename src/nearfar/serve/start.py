@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import nearfar.data
 from nearfar.data import SPLITS, Source
-from nearfar.errors import FileError, InputError
+from nearfar.errors import FileError, InputError, NearfarError
 from nearfar.models.extraction import progress_bar
 from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
@@ -149,7 +149,7 @@ def evaluated_of(run: Run) -> Evaluated | None:
         ids = gallery_of(table, config.data.path).ids
         numbered = replace(table, columns={**table.columns, "row": np.arange(len(table))})
         rows = tested(split(numbered, config.data, config.seed))
-    except (OSError, ValueError):
+    except (OSError, NearfarError):
         return None
     if rows is None:
         return None
@@ -188,9 +188,10 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.bind(address)
             unless_it_works.pop_all()
             return listening
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # of the system; a port, or a name, that cannot be
+        why = getattr(error, "strerror", None) or error
         raise FileError(
-            f"cannot listen on {host}, port {port}: {error.strerror}. Choose another with --port, or --port 0 for any"
+            f"cannot listen on {host}, port {port}: {why}. Choose another with --port, or --port 0 for any"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """What is refused before training begins: settings with which it would run, and learn nothing or measure nothing."""
 
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from nearfar.data import BatchSampler, Dealt, HierarchicalSampler, PKSampler, PlainSampler
 from nearfar.errors import InputError, InputTypeError
+from nearfar.evaluation.metrics import names
 from nearfar.losses import CenterLoss, CrossBatchMemory, Loss, SelfSupervisedLoss
 from nearfar.losses.towers import TwoTowerLoss
 
@@ -29,6 +31,15 @@ def check_parameters(loss: nn.Module, *optimisers: Optimizer) -> None:
             "loss.parameters() too, as nearfar.training.optimisers.parameter_groups does, or call "
             "requires_grad_(False) on what is not to be learned"
         )
+
+
+def check_metric(metric: str, ks: Sequence[int]) -> None:
+    """Refuse a metric that would not be measured."""
+    known = names(None, ks)
+    if metric not in known:
+        near = difflib.get_close_matches(metric, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise InputError(f"the best epoch cannot be chosen by {metric!r}, which is not measured: {hint}")
 
 
 def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from nearfar.data import Table
+from nearfar.errors import InputError
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.learner import Learner
@@ -129,7 +130,7 @@ def _threshold(
         return None, "no threshold: there are no validation rows to calibrate it on"
     try:
         found = threshold_for(embed(embedder, parts.val, config, world), parts.val.labels, wished, config.seed)
-    except ValueError as error:
+    except InputError as error:
         return None, f"no threshold: {error}"
     return found.to_dict(), (
         f"two images show the same from a similarity of {found.threshold:.3f} on: "

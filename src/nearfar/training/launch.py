@@ -61,6 +61,18 @@ def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
             return None
 
 
+def check_accelerator(name: str) -> None:
+    """Refuse what Lightning does not know, or does not find here."""
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+
+    kinds = {kind: AcceleratorRegistry[kind]["accelerator"] for kind in sorted(AcceleratorRegistry)}
+    if name not in ("auto", "gpu", *kinds):
+        raise ConfigError(f"there is no accelerator {name}: there are auto, gpu, {', '.join(kinds)}")
+    meant = [] if name == "auto" else ["cuda", "mps"] if name == "gpu" else [name]
+    if meant and not any(kinds[kind].is_available() for kind in meant):
+        raise ConfigError(f"accelerator={name}, but this machine has none: leave it out, or take cpu")
+
+
 def check_devices(accelerator: str, devices: int) -> None:
     """Refuse more processes than there are devices for them."""
     import torch

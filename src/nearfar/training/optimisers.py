@@ -98,9 +98,11 @@ def make_optimiser(
     options: dict[str, Any] = {} if eps is None else {"eps": eps}
     if name in ("sgd", "rmsprop"):
         options["momentum"] = momentum
-    made: Optimizer = _chosen("optimiser", name, {"adamw": AdamW, "adam": Adam, "sgd": SGD, "rmsprop": RMSprop})(
-        groups, **options
-    )
+    kind = _chosen("optimiser", name, {"adamw": AdamW, "adam": Adam, "sgd": SGD, "rmsprop": RMSprop})
+    try:
+        made: Optimizer = kind(groups, **options)
+    except ValueError as error:  # of torch, about a number that cannot be
+        raise InputError(f"{name}: {error}") from error
     return made
 
 

@@ -24,13 +24,13 @@ from nearfar.data import Loader, Table
 from nearfar.errors import NearfarError
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
-from nearfar.training.checks import check_batches, check_parameters
+from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, Stream, make_loader, make_sampler
 from nearfar.training.defaults import resolve, with_images_of
 from nearfar.training.exhausted import advice, out_of_memory
 from nearfar.training.finish import finish, measure_before
-from nearfar.training.launch import check_devices, launch
+from nearfar.training.launch import check_accelerator, check_devices, launch
 from nearfar.training.learner import Learner, check_chunks, make_optimisation
 from nearfar.training.loggers import Loggers, check_installed
 from nearfar.training.memory import freed_memory_kept
@@ -108,6 +108,7 @@ def train(
         return run
     here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
     config = replace(config, accelerator=here.accelerator)
+    check_accelerator(config.accelerator)
     if world is None and here.devices * (1 if resume else here.nodes) > 1:
         return _in_processes(here.devices, config, run, table, quiet)
     world = world or World()
@@ -184,6 +185,7 @@ def prepare(
     """Open, split, build and check what a configuration describes; every refusal comes here, before any work."""
     world, display = world or World(), display or Display(quiet=True)
     check_installed(config.loggers)
+    check_metric(config.evaluation.metric, config.evaluation.ks)
     if table is None:
         table = nearfar.data.open(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:

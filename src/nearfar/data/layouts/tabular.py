@@ -103,7 +103,7 @@ def arrow_images(column: Any, root: Path) -> Images:
     """A column of paths, of bytes, or of both."""
     import pyarrow as pa
 
-    if pa.types.is_struct(column.type):
+    if pa.types.is_struct(column.type) and {"bytes", "path"} <= {field.name for field in column.type}:
         data = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], column.type.field("bytes").type)
         if data.null_count == 0:
             return Encoded(ArrowBytes(data))
@@ -114,7 +114,7 @@ def arrow_images(column: Any, root: Path) -> Images:
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return Encoded(ArrowBytes(column))
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return Files(root, [inside(root, name) for name in column.to_pylist()])
+        return Files(root, [inside(root, name or "") for name in column.to_pylist()])
     raise LayoutError(f"a column of {column.type} holds no images: it must be paths or encoded images")
 
 
@@ -160,7 +160,10 @@ def table_of(
     split_ids = zero_shot(values, known=NO_LABEL) if given is None else split_column(given)
     labels, label_names = number_classes(values, split_ids, unlabelled=NO_LABEL)
     if class_names:
-        label_names = tuple(class_names[int(number)] for number in label_names)
+        try:
+            label_names = tuple(class_names[int(number)] for number in label_names)
+        except (ValueError, IndexError) as error:
+            raise LayoutError(f"{path} has a label that is none of its {len(class_names)} classes: {error}") from error
     more: dict[str, npt.NDArray[np.int64]] = {}
     names: dict[str, tuple[str, ...]] = {}
     for what in ("camera", "super_class"):
