@@ -2,6 +2,8 @@
 
 import re
 
+from nearfar.errors import InputError
+
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 _PART = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]+)\s*")
 
@@ -16,10 +18,10 @@ def read_seconds(text: str) -> float:
     parts = _PART.findall(words)
     if not parts or _PART.sub("", words) or any(unit not in _UNITS for _, unit in parts):
         hint = f"write {words}min or {words}s" if re.fullmatch(r"[0-9.]+", words) else "write 90s, 10min or 1h30min"
-        raise ValueError(f"{text!r} is no duration: {hint}")
+        raise InputError(f"{text!r} is no duration: {hint}")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not seconds > 0:
-        raise ValueError(f"{text!r} is no time at all: write 90s, 10min or 1h30min")
+        raise InputError(f"{text!r} is no time at all: write 90s, 10min or 1h30min")
     return seconds
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nearfar.data import Table
+from nearfar.errors import InputError, NearfarError
 from nearfar.export.accuracy import Accuracy, accuracy, whole_classes
 from nearfar.export.card import Facts, card
 from nearfar.export.folder import appearing, check_free
@@ -69,13 +70,13 @@ def export(
         progress: show a bar while measuring.
     """
     if to not in get_args(Format):
-        raise ValueError(f"the format must be one of {', '.join(get_args(Format))}, not {to!r}")
+        raise InputError(f"the format must be one of {', '.join(get_args(Format))}, not {to!r}")
     if quantise not in (None, *get_args(Quantise)):
-        raise ValueError(f'quantise must be "int8", not {quantise!r}')
+        raise InputError(f'quantise must be "int8", not {quantise!r}')
     if quantise is not None and to != "onnx":
-        raise ValueError(f"int8 goes with the format onnx, not with {to}")
+        raise InputError(f"int8 goes with the format onnx, not with {to}")
     if rows is not None and (rows < 1 or quantise is None):
-        raise ValueError("rows says on how many, at least 1, to measure what int8 costs: it goes with quantise")
+        raise InputError("rows says on how many, at least 1, to measure what int8 costs: it goes with quantise")
     run = run if isinstance(run, Run) else Run(run)
     target = Path(out) if out is not None else run.folder / f"export-{to}"
     check_free(target, replace)
@@ -114,7 +115,7 @@ def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -
     """The rows to compare and to measure on, and what is to be said of them; None where none are there or needed."""
     try:
         return rows_of(run, data)
-    except (OSError, ValueError) as error:
+    except (OSError, NearfarError) as error:
         if data is not None:
             raise
         if needed:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.errors import InputError
 from nearfar.losses import list_losses
 from nearfar.report.boundaries import Boundary, boundary
 
@@ -66,7 +67,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and the report is written without it") from error
+        raise InputError(f"{path} is damaged ({error}): remove it, and the report is written without it") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.errors import InputError
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.index import RetrievalError
 from nearfar.training import thresholds
@@ -51,7 +52,7 @@ def calibrated(
             test=test,
             seed=run.config.seed,
         )
-    except ValueError as error:
+    except InputError as error:
         raise RetrievalError(str(error)) from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import NearfarError
 from nearfar.imaging import Source
 from nearfar.report.markup import readable
 from nearfar.retrieval.index import Hit
@@ -21,7 +22,7 @@ Embed = Callable[[Source], NDArray[np.float32]]
 """A picture to its embedding, (1, D); safe to call from several threads."""
 
 
-class UnknownRunError(LookupError):
+class UnknownRunError(NearfarError, LookupError):
     """There is no such run."""
 
 

@@ -9,10 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nearfar.errors import InputError
+
 
 def option(default: Any, text: str) -> Any:
     """A field with what `--help` says of it."""
     return field(default=default, metadata={"help": text})
+
+
+def _check_least(least: int, **values: int | None) -> None:
+    """Refuse numbers that nothing could be done with."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise InputError(f"{name}={value} must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,9 @@ class DataConfig:
     workers: int | None = option(None, "processes that load images; default: one per spare core, of glyphs none")
     max_broken: float = option(0.25, "share of all images that may be unreadable and left out; more are an error")
 
+    def __post_init__(self) -> None:
+        _check_least(0, workers=self.workers)
+
 
 @dataclass(frozen=True)
 class SamplerConfig:
@@ -73,6 +85,9 @@ class SamplerConfig:
     k: int = option(4, "images of each class in a batch")
     s: int = option(2, "super-classes in a batch (hierarchical)")
     batch_size: int | None = option(None, "images in a batch, of each device; default: 128, with freeze 512")
+
+    def __post_init__(self) -> None:
+        _check_least(1, k=self.k, s=self.s)
 
 
 @dataclass(frozen=True)
@@ -183,6 +198,9 @@ class EvaluationConfig:
         None, "of same pairs among those that will be compared, which precision depends on; default: as in the data"
     )
 
+    def __post_init__(self) -> None:
+        _check_least(1, every=self.every)
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -190,6 +208,9 @@ class CheckpointConfig:
 
     seconds: float = option(120.0, "between two checkpoints")
     steps: int | None = option(None, "between two checkpoints, in place of seconds")
+
+    def __post_init__(self) -> None:
+        _check_least(1, steps=self.steps)
 
 
 @dataclass(frozen=True)
@@ -235,3 +256,7 @@ class TrainConfig:
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = option((), "besides curves.csv")
     log_every: int = option(10, "steps between two rows of curves.csv")
     out: str | None = option(None, "folder of the run; default: runs/DATA-LOSS-NUMBER")
+
+    def __post_init__(self) -> None:
+        _check_least(0, seed=self.seed)
+        _check_least(1, devices=self.devices, nodes=self.nodes, log_every=self.log_every)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from nearfar.errors import NearfarError
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
 from nearfar.training.exhausted import out_of_memory
@@ -24,7 +25,7 @@ from nearfar.training.start import start
 from nearfar.training.world import World
 
 
-class StoppedError(RuntimeError):
+class StoppedError(NearfarError, RuntimeError):
     """Stopped by Ctrl-C or SIGTERM, after everything was saved; the message says how to go on."""
 
     exit_code = 130

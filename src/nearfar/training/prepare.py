@@ -11,7 +11,7 @@ from nearfar.data import Loader, Table
 from nearfar.data.survey import Survey, survey
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
-from nearfar.training.checks import check_batches, check_parameters
+from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
 from nearfar.training.defaults import resolve, with_images_of
@@ -59,6 +59,7 @@ def prepare(
     """
     display = display or Display(quiet=True)
     check_installed(config.loggers)
+    check_metric(config.evaluation.metric, config.evaluation.ks)
     if table is None:
         table = nearfar.data.open(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:

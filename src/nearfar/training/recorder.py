@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -171,6 +172,8 @@ class Recorder:
 
     def _measured(self, learner: Learner, table: Table) -> dict[str, Any]:
         embeddings = embed(learner.embedder, table, self.config, self.world)
+        if np.isnan(embeddings).all():
+            raise learner.not_finite("the embeddings are not numbers", learner.done)
         return measure(embeddings, table, self.config.evaluation.ks, world=self.world)
 
     def _consult(self, learner: Learner, step: Step) -> None:

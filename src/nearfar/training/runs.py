@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearfar.data.writing import naming
+from nearfar.errors import MissingFileError, NearfarError
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.environment import environment
@@ -42,7 +43,7 @@ from nearfar.training.shards import Shard, save_shards
 COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
 
 
-class RunError(RuntimeError):
+class RunError(NearfarError, RuntimeError):
     """Training had to stop; the message says what was kept and what to do."""
 
 
@@ -72,9 +73,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 class Run:
     """A run folder; what `nearfar.train` returns.
 
-    >>> Run("runs/none").model()
+    >>> Run("runs/none").model()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    FileNotFoundError: there is no run runs/none: give a folder that nearfar train left, such as runs/photos-circle-1
+    nearfar.errors.MissingFileError: there is no run runs/none: give a folder that nearfar train left, such as runs/...
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -128,7 +129,7 @@ class Run:
         """The best model."""
         if not (self.folder / "model.safetensors").is_file():
             begun = (self.folder / "config.yaml").is_file()
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{self.folder} has no model yet: nearfar train --resume {self.folder} goes on with the run"
                 if begun
                 else self._no_run()

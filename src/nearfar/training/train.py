@@ -26,7 +26,7 @@ from nearfar.training.defaults import resolve
 from nearfar.training.exhausted import advice, out_of_memory
 from nearfar.training.finish import finish
 from nearfar.training.fit import StoppedError, fit, resumable, stopped
-from nearfar.training.launch import check_devices, launch
+from nearfar.training.launch import check_accelerator, check_devices, launch
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display
@@ -82,6 +82,7 @@ def train(
     budget = Budget(config.budget) if config.budget is not None and run is None else None
     here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
     config = replace(config, accelerator=here.accelerator)
+    check_accelerator(config.accelerator)
     if world is None and here.devices * (1 if resume else here.nodes) > 1:
         return _in_processes(here.devices, config, run, table, budget, quiet)
     world = world or World()
