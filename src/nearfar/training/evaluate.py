@@ -9,7 +9,6 @@ import numpy as np
 import nearfar.data
 from nearfar.data import Table
 from nearfar.data.splits import halves_note
-from nearfar.data.survey import survey
 from nearfar.models.extraction import progress_bar
 from nearfar.training.build import prepared
 from nearfar.training.config import DataConfig
@@ -17,7 +16,7 @@ from nearfar.training.finish import tested
 from nearfar.training.kept_split import KeptSplit, parts_of
 from nearfar.training.measure import embed, measure
 from nearfar.training.options import ConfigError
-from nearfar.training.prepare import left_out
+from nearfar.training.reading import readable
 from nearfar.training.runs import Run
 from nearfar.training.splits import TRAIN, VAL
 
@@ -77,8 +76,7 @@ def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Tabl
             raise ConfigError(f"{run.config.data.path} has neither test nor validation rows: give other data")
         return own, parts.notes
     table = data if isinstance(data, Table) else nearfar.data.open(data)
-    found = survey(table)
-    found.check(table, run.config.data.max_broken)
+    _, found = readable(table, run.config.data.max_broken)
     kept = KeptSplit.load(run)
     seen, told = kept.seen_in(table, found) if kept is not None else (np.zeros(len(table), np.bool_), ())
     if halves_note(table.num_classes) not in table.notes and not set(table.split_names) <= {"train", "val"}:
@@ -86,4 +84,5 @@ def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Tabl
     rows = table.select(found.readable & ~seen)
     if not len(rows):
         raise ConfigError(f"{table.name} has no image that {run.folder} was not trained on: nothing can be measured")
-    return rows, (*left_out(table, found), *told)
+    left_out = ["\n".join(found.told(table))] if found.broken else []
+    return rows, (*left_out, *told)

@@ -8,7 +8,6 @@ from torch import nn
 
 import nearfar.data
 from nearfar.data import Loader, Table
-from nearfar.data.survey import Survey, survey
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_metric, check_parameters
@@ -20,12 +19,12 @@ from nearfar.training.learner import check_chunks, make_optimisation
 from nearfar.training.loggers import check_installed
 from nearfar.training.options import ConfigError
 from nearfar.training.progress import Display
+from nearfar.training.reading import readable
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts, split
 from nearfar.training.world import World
 
 Choose = Callable[[TrainConfig, Table, Display], TrainConfig]
-LISTED = 5  # unreadable images that are named
 
 
 @dataclass
@@ -64,19 +63,15 @@ def prepare(
         table = nearfar.data.open(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
-    with display.looking("images read", len(table)) as advance:
-        found = survey(table, advance)
-    found.check(table, config.data.max_broken)
+    rows, found = readable(table, config.data.max_broken, display, config.data.path)
     kept = None if run is None else KeptSplit.load(run)
     if kept is not None:
         assert run is not None
         parts = kept.match(table, found).parts_to_go_on_with(run)
     else:
-        readable = table.select(found.readable) if found.broken else table
         if choose is not None:
-            config = choose(config, readable, display)
-        parts = split(readable, config.data, config.seed, frozen=config.model.freeze or table.images is None)
-        parts = replace(parts, notes=(*left_out(table, found), *parts.notes))
+            config = choose(config, rows, display)
+        parts = split(rows, config.data, config.seed, frozen=config.model.freeze or table.images is None)
         kept = KeptSplit.of(table, found, parts)
     return replace(build(config, parts, world, display), split=kept)
 
@@ -84,15 +79,6 @@ def prepare(
 def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
     torch.manual_seed(config.seed)
     return build_embedder(config, tuple(parts.train.label_names))
-
-
-def left_out(table: Table, found: Survey) -> tuple[str, ...]:
-    """A note on the images that cannot be read."""
-    if not found.broken:
-        return ()
-    more = len(found.broken) - LISTED
-    listed = "; ".join(found.listed(table, LISTED)) + (f"; and {more:,} more, in split.csv" if more > 0 else "")
-    return (f"left out: {len(found.broken):,} of {len(table):,} images cannot be read: {listed}",)
 
 
 def build(config: TrainConfig, parts: Parts, world: World | None = None, display: Display | None = None) -> Prepared:
