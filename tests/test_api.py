@@ -13,6 +13,16 @@ SNAPSHOT = Path(__file__).parent / "api.txt"
 # Modules with their public names; () is all that `__all__` lists.
 PUBLIC = {
     "nearfar": ("train",),
+    "nearfar.errors": (
+        "FileError",
+        "InputError",
+        "InputTypeError",
+        "MissingFileError",
+        "MissingPackageError",
+        "NearfarError",
+        "StateError",
+        "UnknownNameError",
+    ),
     "nearfar.losses": (),
     "nearfar.losses.distributed": (),
     "nearfar.data": (),

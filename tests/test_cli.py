@@ -97,18 +97,6 @@ def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture[
     assert message in found.err and found.err.startswith("nearfar") and "Traceback" not in found.err
 
 
-def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that nothing of ours has worded keeps its traceback."""
-    import nearfar.commands.env as command
-
-    def broken(words: list[str]) -> int:
-        return int("no number")  # raised inside Python, called from here
-
-    monkeypatch.setattr(command, "run", broken)
-    with pytest.raises(ValueError, match="invalid literal"):
-        call("env")
-
-
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("losses") == 0
     listed = capsys.readouterr().out

@@ -325,7 +325,7 @@ def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
     steps = config.epochs * (7 * 30 // 28)
     assert 300 <= steps < 310  # about as many steps, however large the data
     assert config.evaluation.every == round(config.epochs / 10)
-    assert config.loss == () and config.model.head_start == "pca-whiten"
+    assert config.loss == () and config.model.head_start == "pca"
 
 
 @pytest.mark.parametrize(

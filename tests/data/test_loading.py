@@ -18,6 +18,7 @@ from nearfar.data import (
     TrainTransform,
 )
 from nearfar.data.tables import split_column
+from nearfar.errors import InputError
 from tests.data.making import encoded, image
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -189,3 +190,23 @@ def test_the_global_generator_is_left_alone(tmp_path: Path, workers: int) -> Non
     for transform in (TrainTransform(4), noise):
         list(Loader(table, transform, PlainSampler(3, 2), workers=workers))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def refusing(_: object) -> torch.Tensor:
+    raise InputError("this picture is too small: leave it out")
+
+
+def mistaken(_: object) -> torch.Tensor:
+    return torch.zeros(int("x"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_workers_are_those_of_one_process(tmp_path: Path, workers: int) -> None:
+    """What is for users comes as it was raised; a bug comes with its traceback."""
+    table = made(tmp_path, 4)
+    with pytest.raises(InputError, match=r"^this picture is too small: leave it out$"):
+        list(Loader(table, refusing, 2, workers=workers))
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        list(Loader(table, mistaken, 2, workers=workers))
+    assert not isinstance(caught.value, InputError)
+    assert not workers or "in mistaken" in str(caught.value)

@@ -118,8 +118,18 @@ def test_pca(whiten):
     got = (torch.tensor(x) @ weight.T + bias).numpy()
     signs = np.sign((got * expected).sum(0))
     np.testing.assert_allclose(got * signs, expected, atol=1e-9)
-    with pytest.raises(ValueError, match="at most 4 principal components, not 5"):
-        pca(torch.tensor(x[:5]), 5)
+    with pytest.raises(ValueError, match="have no 7 principal components"):
+        pca(torch.tensor(x), 7)
+
+
+def test_pca_of_fewer_features_than_dimensions():
+    """The rest are directions at right angles, in which these features do not vary."""
+    x = torch.tensor(np.random.default_rng(0).normal(size=(4, 9)))
+    weight, bias = pca(x, 6, whiten=False)
+    torch.testing.assert_close(weight @ weight.T, torch.eye(6, dtype=torch.float64))
+    projected = x @ weight.T + bias
+    torch.testing.assert_close(projected[:, 3:], torch.zeros(4, 3, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(torch.cdist(projected, projected), torch.cdist(x, x))
 
 
 def test_mlp_starts_as_its_linear_part_and_bends():

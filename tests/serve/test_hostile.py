@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, PngImagePlugin, WebPImagePlugin
 
+from nearfar.errors import InputError
 from nearfar.imaging import BrokenImageError
 from nearfar.serve.gallery import UnknownItemError, key_of
 from nearfar.serve.images import KEPT_SIDE, checked, to_keep
@@ -437,6 +438,20 @@ def test_errors_tell_nothing(run, monkeypatch, caplog) -> None:
     }
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "the secret of /home/me" in caplog.text
+
+
+def test_errors_for_the_operator_are_printed_and_not_told(run, monkeypatch, caplog) -> None:
+    """They say what to do, and may name files; they are no bugs, and have no traceback."""
+
+    def fail(*_: object) -> None:
+        raise InputError("/home/me/data.csv is damaged: write it anew")
+
+    monkeypatch.setattr(run, "search_item", fail)
+    answer = client(run).get(f"/api/runs/a/items/{key_of('x')}/neighbours")
+    assert answer.status_code == 500 and answer.json() == {
+        "detail": "this cannot be answered now: what the server printed says why"
+    }
+    assert "/home/me/data.csv is damaged: write it anew" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_the_page_is_the_same_until_it_changes(asking) -> None:

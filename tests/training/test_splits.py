@@ -10,6 +10,9 @@ from nearfar.training.options import ConfigError
 from nearfar.training.splits import split
 
 
+ONCE = DataConfig(folds=1)  # validation rows are held out once
+
+
 def table(labels: list[int], splits: list[str], notes: tuple[str, ...] = ()) -> Table:
     images = Pixels(np.repeat(np.arange(len(labels), dtype=np.uint8), 64).reshape(-1, 8, 8))
     names = tuple(f"class {i}" for i in range(max(labels) + 1))
@@ -38,7 +41,7 @@ def test_class_disjoint_parts() -> None:
 def test_the_choice_of_validation_classes_is_the_seed_s() -> None:
     data = halves(40, 4, given=True)
     chosen = [
-        tuple(split(data, DataConfig(), seed).val.label_names[i] for i in split(data, DataConfig(), seed).val.classes)
+        tuple(split(data, ONCE, seed).val.label_names[i] for i in split(data, ONCE, seed).val.classes)
         for seed in (0, 0, 1)
     ]
     assert chosen[0] == chosen[1] != chosen[2]
@@ -57,7 +60,7 @@ def test_no_validation() -> None:
 
 
 def test_too_few_images_for_validation() -> None:
-    parts = split(halves(2, 6, given=False), DataConfig(), 0)
+    parts = split(halves(2, 6, given=False), ONCE, 0)
     assert parts.val is None and len(parts.train) == 8
     assert "too few images to hold some out for validation: the last epoch is kept" in parts.notes
 
@@ -96,6 +99,6 @@ def test_refusals() -> None:
 
 
 def test_without_test_rows() -> None:
-    parts = split(table([0, 0, 1, 1, 2, 2, 3, 3] * 3, ["train"] * 24), DataConfig(), 0)
+    parts = split(table([0, 0, 1, 1, 2, 2, 3, 3] * 3, ["train"] * 24), ONCE, 0)
     assert parts.test is None and parts.val is not None
-    assert any("the validation rows are measured instead" in note for note in parts.notes)
+    assert any("the held-out rows are measured instead" in note for note in parts.notes)

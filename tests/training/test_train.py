@@ -47,9 +47,9 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     run = short(tmp_path / "run", loss="CircleLoss + 0.5 * ArcFaceLoss")
     assert run.finished and isinstance(run, Run)
     files = {"config.yaml", "model.safetensors", "metrics.json", "curves.csv", "checkpoints", "environment.json"}
-    files.add("report.html")
+    files |= {"report.html", "split.csv", "held_out.npz"}
     assert {path.name for path in run.folder.iterdir()} == files
-    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {"last.pt", "best.pt", "start.pt"}
     assert json.loads((run.folder / "environment.json").read_text())["nearfar"] == nearfar.__version__
     steps = [row["step"] for row in run.curves if row["loss"] is not None]
     assert steps == list(range(1, int(run.metrics["steps"]) + 1))
@@ -182,7 +182,7 @@ def test_frozen_trunk_trains_a_head_on_cached_features(tmp_path: Path, monkeypat
     torch.save(weights, tmp_path / "trunk.pt")
     options = {"freeze": True, "weights": str(tmp_path / "trunk.pt"), "dimension": 8, "views": 2, "loss": "CircleLoss"}
     run = short(tmp_path / "run", **options)
-    assert run.config.model.head_start == "pca-whiten"
+    assert run.config.model.head_start == "pca"
     after = run.model().state_dict()
     assert all(torch.equal(after[f"trunk.{name}"], value) for name, value in weights.items())
     assert run.metrics["after"]["recall@1"] > 0.2
@@ -435,7 +435,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def full(state: object, file: object) -> None:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 3:  # after the state at the start
             file.write(b"half of it")
             raise OSError(errno.ENOSPC, "No space left on device")
         original(state, file)
@@ -446,7 +446,8 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             RunError, match=r"(?s)the disk is full; the one of step 3 is intact.*--resume.*step 3, is kept"
         ):
             short(tmp_path / "run", **STATEFUL)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]  # no half file
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert kept == {"last.pt", "start.pt"}  # no half file
     same_end(short(tmp_path / "whole", **STATEFUL), train(TABLE, resume=tmp_path / "run", quiet=True))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -58,7 +59,9 @@ def whole_number(word: str, path: Path) -> int:
 def table_of_numbers(path: Path) -> npt.NDArray[np.int64]:
     """(lines, fields) of whole numbers."""
     try:
-        return np.loadtxt(path, np.int64, ndmin=2)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="loadtxt: input contained no data")
+            return np.loadtxt(path, np.int64, ndmin=2)
     except ValueError as error:
         raise LayoutError(f"{path} is no table of whole numbers: {error}") from error
 

@@ -12,6 +12,12 @@ def check_positive(name: str, value: float) -> None:
         raise InputError(f"{name} must be a positive number, not {value}")
 
 
+def check_not_negative(name: str, value: float) -> None:
+    """Zero, or a finite number above it."""
+    if not 0 <= value < math.inf:
+        raise InputError(f"{name} must be a number that is not negative, not {value}")
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """One of a few."""
     if value not in choices:

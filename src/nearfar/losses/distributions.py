@@ -3,6 +3,7 @@ known, each pair's share in the gradient is a function of its similarity alone, 
 """
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -198,7 +199,7 @@ class DynamicSoftMarginLoss(Loss):
     def __init__(self, min_val: float = -2.0, num_bins: int = 10, momentum: float = 0.01, **options: Any):
         super().__init__(**options)
         check_positive("num_bins", num_bins)
-        if min_val >= 0:
+        if not -math.inf < min_val < 0:
             raise InputError(f"min_val is where the histogram of d_p - d_n begins: it must be negative, not {min_val}")
         self.min_val, self.num_bins, self.momentum = min_val, int(num_bins), momentum
         self.register_buffer("histogram", torch.zeros(self.num_bins, dtype=torch.float64))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses.checks import check_angle, check_multiplier, check_positive
+from nearfar.losses.checks import check_angle, check_multiplier, check_not_negative, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import ArcMargin, CombinedMargin, Linear, MultiplicativeMargin
 from nearfar.losses.registry import register
@@ -342,6 +342,7 @@ class SphereFaceLoss(Loss):
         check_multiplier("margin", margin)
         check_positive("scale", scale)
         self.margin, self.scale = margin, scale
+        check_not_negative("decay", decay)
         self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
         self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
         self.add_classes(num_classes, embedding_size)
@@ -399,6 +400,7 @@ class LargeMarginSoftmaxLoss(Loss):
         check_multiplier("margin", margin)
         check_positive("scale", scale)
         self.margin, self.scale = margin, scale
+        check_not_negative("decay", decay)
         self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
         self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
         self.add_classes(num_classes, embedding_size)

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse, Response
 
 import nearfar
+from nearfar.errors import NearfarError
 from nearfar.imaging import BrokenImageError
 from nearfar.retrieval.index import RetrievalError
 from nearfar.serve.api import changes, insight, items, search
@@ -120,7 +121,9 @@ def _file(content: bytes, kind: str, tag: str) -> Callable[[Request], Response]:
 
 
 def _add_problems(app: FastAPI) -> None:
-    """What goes wrong, as answers that say what it is and nothing of where things are."""
+    """What goes wrong, as answers that say what it is and nothing of where things are. A type of error decides: those
+    that are no `NearfarError`, nor of the system, are bugs, and come to `Guard`.
+    """
 
     def problem(status: int, why: str) -> JSONResponse:
         headers = {"Retry-After": "1"} if status == 503 else None
@@ -157,6 +160,12 @@ def _add_problems(app: FastAPI) -> None:
     def index_problem(_: Request, error: Exception) -> Response:
         LOG.warning("%s", error)
         return problem(409, "the index cannot be read or changed now: what the server printed says why")
+
+    @app.exception_handler(NearfarError)
+    def for_the_operator(_: Request, error: Exception) -> Response:
+        """Its message says what to do to whoever runs the server, and may name files: it is not for visitors."""
+        LOG.error("%s", error)
+        return problem(500, "this cannot be answered now: what the server printed says why")
 
     @app.exception_handler(OSError)
     def system(_: Request, error: Exception) -> Response:

@@ -73,6 +73,8 @@ def serve(runs: Sequence[str | os.PathLike[str]], options: Options) -> None:
         raise InputError(f"serve takes one run, or two to compare, not {len(runs)}")
     if len(options.indexes) > len(runs):
         raise InputError(f"there are {len(options.indexes)} indexes for {len(runs)} runs: give one for each")
+    if not 0 <= options.port < 2**16:  # the system would take what is left of it
+        raise InputError(f"--port is a number from 0 to {2**16 - 1}, not {options.port}")
     token = None if options.read_only else _token()
     # First of all: a port that is taken shows before minutes of work.
     with contextlib.closing(_listen(options.host, options.port)) as listening:
@@ -190,7 +192,7 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.bind(address)
             unless_it_works.pop_all()
             return listening
-    except (OSError, OverflowError, UnicodeError) as error:  # of the system; a port, or a name, that cannot be
+    except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
         why = getattr(error, "strerror", None) or error
         raise FileError(
             f"cannot listen on {host}, port {port}: {why}. Choose another with --port, or --port 0 for any"

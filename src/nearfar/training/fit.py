@@ -70,8 +70,6 @@ def fit(
     state = run.load_checkpoint("last") if run.has_checkpoint("last") else None
     if state is None:
         start(embedder, prepared.loss, prepared.parts.train, config, world, display)
-        if world.first:
-            run.save_checkpoint("start", {"step": 0, "embedder": embedder.state_dict()})
     else:
         prepared.loader.load_state_dict(state["loader"])
         display.note(f"{run.folder}: going on from step {state['step']:,}")
@@ -86,7 +84,7 @@ def fit(
         if state is not None:
             learner.resume(state, run.shards(state["step"]) if state.get("shards") else None)
         else:
-            recorder.look(learner)
+            recorder.begin(learner)
         if left:
             display.start(until, learner.done)
             with (

@@ -77,6 +77,12 @@ class Recorder:
 
     # Around a step
 
+    def begin(self, learner: Learner) -> None:
+        """Keep the model as it starts."""
+        if self.world.first:
+            self.run.save_checkpoint("start", {"step": 0, "embedder": learner.embedder.state_dict()})
+        self.look(learner)
+
     def before_step(self, learner: Learner) -> None:
         if self.stream.epoch != self._epoch:
             self._epoch = self.stream.epoch
