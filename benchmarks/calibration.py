@@ -216,7 +216,9 @@ def table(rows: list[Row]) -> str:
 
 def _wish(wish: tuple[str, float, float]) -> str:
     target, wished, share = wish
-    return f"FAR {wished:.0%}" if target == "far" else f"precision {wished:.0%}, {share:.0%} of the pairs the same"
+    if target == "far":
+        return f"FAR {100 * wished:g} %"
+    return f"precision {100 * wished:g} %, {100 * share:g} % of the pairs of one class"
 
 
 def _cell(row: Row) -> str:
@@ -225,8 +227,8 @@ def _cell(row: Row) -> str:
         return "cannot be calibrated"
     within = getattr(row, f"{row.target}_within") / row.calibrated
     low, high = (float(f"{100 * getattr(row, f'{row.target}_{end}'):.2g}") for end in ("low", "high"))
-    note = f"; {refused:.0%} refused" if refused > 0.004 else ""
-    return f"{within:.0%} in {low:g} to {high:g} %{note}"
+    note = f"; {100 * refused:.0f} % refused" if refused > 0.004 else ""
+    return f"{100 * within:.0f} % in {low:g} to {high:g} %{note}"
 
 
 def summary(rows: list[Row]) -> str:
@@ -238,8 +240,11 @@ def summary(rows: list[Row]) -> str:
         pooled = sum(getattr(row, f"{name}_within") for row in stated) / sum(row.calibrated for row in stated)
         beyond = sum(abs(s - 0.9) > 3 * (0.09 / row.calibrated) ** 0.5 for s, row in zip(shares, stated, strict=True))
         label = name if name == "precision" else name.upper()
-        parts.append(f"{label} {pooled:.1%} ({min(shares):.0%} to {max(shares):.0%}; {beyond} cells beyond)")
-    return f"Within the 90 % interval over all {len(stated)} cells: {', '.join(parts)}."
+        parts.append(f"{label} {100 * pooled:.1f} % ({100 * min(shares):.0f} to {100 * max(shares):.0f} %; {beyond})")
+    return (
+        f"Within the 90 % interval, over all {len(stated)} cells (least and most of a cell; how many are more than "
+        f"three standard errors from 90 %): {', '.join(parts)}."
+    )
 
 
 def measure(data: list[str], features: list[Path], draws: int, out: Path | None, root: Path = ROOT) -> int:
