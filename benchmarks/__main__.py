@@ -107,6 +107,12 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument("--modes", nargs="+", default=["sharded", "replicated", "sampled"], metavar="MODE")
     ranks.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/distributed.csv")
 
+    calibration = commands.add_parser("calibration", help="thresholds stated for unseen classes against measured ones")
+    calibration.add_argument("data", nargs="*", metavar="DATA", help="folders of data sets, or glyphs")
+    calibration.add_argument("--features", nargs="+", type=Path, default=[], metavar="NPZ", help="of e (N, D), y (N,)")
+    calibration.add_argument("--draws", type=int, default=200, metavar="N", help="of each cell (200)")
+    calibration.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/calibration.csv")
+
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
     return top
@@ -202,6 +208,11 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import finetuning  # matplotlib and lightning are needed here alone
 
         return finetuning.measure(options.runs)
+    if options.command == "calibration":
+        from benchmarks import calibration  # networks and matplotlib are needed here alone
+
+        standard = calibration.CSV if options.draws >= calibration.DRAWS else None
+        return calibration.measure(options.data, options.features, options.draws, options.out or standard)
     if options.command == "distributed":
         from benchmarks import distributed  # what trains in parts is needed here alone
 

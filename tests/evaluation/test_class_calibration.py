@@ -11,7 +11,7 @@ import torch
 
 from nearfar.evaluation import Calibration, Measured, NotCalibratedError, calibrate_on_classes, measured_at
 from nearfar.evaluation import class_pairs as pairs_module
-from nearfar.evaluation.class_intervals import components, rates, student_quantile
+from nearfar.evaluation.class_intervals import components, rates, student_quantile, unseen_over_known
 from nearfar.evaluation.class_pairs import class_pairs
 
 
@@ -217,6 +217,9 @@ def test_measuring_edges() -> None:
     assert nothing.far_interval[0] == 0 < nothing.far_interval[1] < 0.05
     everything = measured_at(-2.0, x, labels, share=0.3)
     assert (everything.far, everything.tar) == (1.0, 1.0) and everything.precision == pytest.approx(0.3)
+    # All 180 same pairs are accepted: no class differs from another, and so the pairs count as independent.
+    odds = math.log(180.5 / 0.5) - scipy.stats.t.ppf(0.95, 11) * math.sqrt(1 / 180.5 + 1 / 0.5)
+    assert everything.tar_interval == pytest.approx((1 / (1 + math.exp(-odds)), 1.0))
     two = measured_at(0.5, x[:12], labels[:12])
     assert two.far_interval == two.tar_interval == two.precision_interval == (0.0, 1.0)
     with pytest.raises(ValueError, match="15 same-class and 0 different-class pairs"):
@@ -261,6 +264,17 @@ def test_what_classes_do_and_what_two_do_together(sizes: tuple[int, ...]) -> Non
         )
     # None is below 0, which adds a little where they are hard to tell apart.
     assert np.mean(found, axis=0) == pytest.approx([0.3, 0.5], rel=0.03 if len(sizes) == 1 else 0.2)
+
+
+@pytest.mark.parametrize(("unseen", "expected"), [(9, 0.5), (18, 18 / 153), (3, (2 - 3 / 9) * 18 / 3), (math.inf, 0)])
+def test_false_accepts_of_pairs_alone(unseen: float, expected: float) -> None:
+    """Nine classes in a ring: each has false accepts with its two neighbours alone, as many as any other class. Then all
+    variance is that of pairs, and what m classes add goes with the number of their pairs, half of what the jackknife says,
+    and more for fewer classes than there are.
+    """
+    ring = np.roll(np.eye(9), 1, axis=1)
+    pairs = 10 * (1 - np.eye(9))
+    assert unseen_over_known(ring + ring.T, pairs, unseen) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("folds", [1, 3])

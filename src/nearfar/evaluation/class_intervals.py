@@ -77,7 +77,7 @@ def rates(accepted: Floats, pairs: Floats, *, share: float, unseen: float, confi
     known_r = max(known_r, 1 / (same.accepted + HALF) + 1 / (same.pairs - same.accepted + HALF))
 
     more_same = count / unseen
-    more_different = _of_unseen_pairs(*_between(accepted, pairs), unseen)
+    more_different = unseen_over_known(*_between(accepted, pairs), unseen)
     weight = known_f / (known_f + known_t)
     t = student_quantile((1 + confidence) / 2, count - 1)
     half_f = t * math.sqrt(known_f * (1 + more_different))
@@ -124,8 +124,8 @@ def _jackknife(values: Floats) -> float:
     return float((len(values) - 1) / len(values) * ((values - values.mean()) ** 2).sum())
 
 
-def _of_unseen_pairs(accepted: Floats, pairs: Floats, unseen: float) -> float:
-    """V_m / J of log FAR."""
+def unseen_over_known(accepted: Floats, pairs: Floats, unseen: float) -> float:
+    """V_m / J of log FAR, from the counts of different classes."""
     if math.isinf(unseen):
         return 0.0
     class_pairs = np.count_nonzero(pairs) / 2
