@@ -35,7 +35,7 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         found = np.linalg.eigh(matrix.cpu().numpy())
         values, vectors = (torch.from_numpy(part).to(matrix) for part in found)
     return values, vectors
