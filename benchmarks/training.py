@@ -15,13 +15,14 @@ import torch
 from benchmarks import extraction, results
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
+from nearfar.training.fit import make_trainer
 from nearfar.training.learner import Learner, make_optimisation
 from nearfar.training.loggers import Loggers
 from nearfar.training.options import with_options
+from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display
 from nearfar.training.recorder import Recorder
 from nearfar.training.runs import Run
-from nearfar.training.train import Prepared, make_trainer, prepare
 
 CSV = results.CSV.with_name("training.csv")
 # From steps of a few milliseconds, where overhead shows, to those of the demo.

@@ -23,6 +23,8 @@ from nearfar.losses import list_losses
 
 CLASS, PAIR = Case.parse("class-24x40x16"), Case.parse("pair-24x16")
 ONCE = Effort(1, 1, 0.0)
+PATIENCE = 900  # seconds, for machines that are busy
+NO_TIME = 0.0  # seconds, in which no process can start
 ROOT = Path(__file__).parents[1]
 
 
@@ -151,43 +153,53 @@ def test_times_are_taken_in_turn() -> None:
 
 
 def test_a_process_measures_one_implementation() -> None:
-    row = run(Request(CLASS.name, "CosFaceLoss", "nearfar", effort=ONCE, threads=1), 120)
+    row = run(Request(CLASS.name, "CosFaceLoss", "nearfar", effort=ONCE, threads=1), PATIENCE)
     assert row.status == "ok"
     assert row.p50_ms > 0 and row.limit_ms > 0
-    assert row.ratio == pytest.approx(row.p50_ms / row.limit_ms, rel=0.1)
+    rounded = 0.0005  # each of the three, at most
+    assert abs(row.ratio * row.limit_ms - row.p50_ms) <= rounded * (1.01 + row.ratio + row.limit_ms)
     assert row.cores == 1
 
 
 def test_running_out_of_memory_is_a_row() -> None:
-    row = run(Request("pair-65536x8", "CircleLoss", "dense", memory_gib=4, effort=ONCE, threads=1), 120)
+    row = run(Request("pair-65536x8", "CircleLoss", "dense", memory_gib=4, effort=ONCE, threads=1), PATIENCE)
     assert (row.status, row.ratio) == ("out of memory", None)
 
 
 def test_running_out_of_time_is_a_row() -> None:
-    assert run(Request(CLASS.name, LIMIT, "limit", effort=ONCE), 0.01).status == "timeout"
+    assert run(Request(CLASS.name, LIMIT, "limit", effort=ONCE), NO_TIME).status == "timeout"
 
 
 def test_an_error_is_a_row() -> None:
-    assert run(Request(PAIR.name, "CosFaceLoss", "nearfar", effort=ONCE), 120).status.startswith("error: TypeError")
+    row = run(Request(PAIR.name, "CosFaceLoss", "nearfar", effort=ONCE), PATIENCE)
+    assert row.status.startswith("error: TypeError")
 
 
 def test_two_libraries_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(beside, "SECONDS", 0.0)
-    row = beside.compare(CLASS, "CosFaceLoss", 120, threads=1)
+    row = beside.compare(CLASS, "CosFaceLoss", PATIENCE, threads=1)
     assert (row.status, row.turns) == ("ok", beside.FEWEST)
     assert row.nearfar_ms > 0 and row.pml_ms > 0
     assert 0 < row.p20 <= row.p50 <= row.p80
-    assert row.p20 / 2 < row.nearfar_ms / row.pml_ms < row.p80 * 2
     path = tmp_path / "beside.csv"
     results.append(row, path)
     assert beside.cell(beside.read(path)[CLASS.name, "CosFaceLoss"]).startswith(f"{row.p50:.2f} (")
 
 
+def test_ratios_are_of_turn_after_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: the quotients 0.5, 0.25 and 2, of which the quotient of the medians, 3 / 4, is none."""
+    turns = [(0.002, 0.004), (0.003, 0.012), (0.006, 0.003)]
+    monkeypatch.setattr(beside, "_turns", lambda *_: ("ok", turns))
+    row = beside.compare(CLASS, "CosFaceLoss", PATIENCE, threads=1)
+    assert (row.nearfar_ms, row.pml_ms, row.turns) == (3.0, 4.0, 3)
+    assert (row.p20, row.p50, row.p80) == (0.35, 0.5, 1.4)
+
+
 def test_a_library_that_cannot_take_its_turn() -> None:
-    row = beside.compare(PAIR, "DynamicSoftMarginLoss", 120, threads=1)
+    row = beside.compare(PAIR, "DynamicSoftMarginLoss", PATIENCE, threads=1)
     assert row.status.startswith("pml: error: RuntimeError") and row.p50 is None
     assert beside.cell({"status": row.status}) == "error"
-    assert beside.compare(CLASS, "CosFaceLoss", 0.01, threads=1).status == "nearfar: timeout"
+    assert beside.compare(CLASS, "CosFaceLoss", NO_TIME, threads=1).status == "nearfar: timeout"
 
 
 def test_a_library_whose_process_ends() -> None:
@@ -195,7 +207,7 @@ def test_a_library_whose_process_ends() -> None:
     player._process.kill()  # as the kernel does where there is no memory left
     player._process.wait()
     with pytest.raises(beside.TurnError, match="nearfar: out of memory"):
-        player.turn(10)
+        player.turn(PATIENCE)
     player.end()
 
 

@@ -7,14 +7,14 @@ import random
 import signal
 import sys
 import textwrap
-import time
+import threading
 from pathlib import Path
 
 import pytest
 from benchmarks.mutation.mutants import Mutant, mutants, mutate
 from benchmarks.mutation.reach import Reach
 from benchmarks.mutation.run import SUBJECTS, sample
-from benchmarks.mutation.trial import CRASHED, TIMEOUT, forked, try_mutant
+from benchmarks.mutation.trial import CRASHED, TIMEOUT, WAITING, forked, try_mutant
 
 # Python 3.12 and later warn of a fork beside threads, such as those of pytest's own worker processes.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -96,11 +96,27 @@ def test_what_becomes_of_a_process() -> None:
         forked(lambda: 1 // 0, 60)
 
 
-def test_a_process_that_hangs_is_ended() -> None:
-    start = time.monotonic()
-    assert forked(lambda: sum(1 for _ in itertools.count()), 1) == TIMEOUT  # busy
-    assert forked(lambda: time.sleep(60) or 0, 0.05) == TIMEOUT  # waiting
-    assert time.monotonic() - start < 40
+def test_a_process_that_is_busy_for_too_long_is_ended() -> None:
+    """By the processor's seconds: the clock stands still."""
+    assert forked(lambda: sum(0 for _ in range(10**9)), 1, clock=lambda: 0.0) == TIMEOUT
+
+
+def test_a_process_that_waits_for_too_long_is_ended() -> None:
+    """By the clock, which is at ten times its seconds after so many looks; and nothing of the process is left."""
+    looks = itertools.count()
+    reader, writer = os.pipe()
+
+    def wait() -> int:
+        threading.Event().wait(60)  # for nothing; an end of its own would be seen below
+        os.write(writer, b"it went on")
+        return 0
+
+    assert forked(wait, 1, clock=lambda: float(next(looks))) == TIMEOUT
+    assert next(looks) == WAITING + 1  # one when it began, the last one at the end
+    os.close(writer)
+    os.set_blocking(reader, False)
+    assert os.read(reader, 100) == b""  # the end: nobody holds the other side any more
+    os.close(reader)
 
 
 def test_a_fault_is_seen_by_the_tests_and_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def run(alone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     names = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in names}
     return subprocess.run([str(alone / "bin" / words[0]), *words[1:]], cwd=alone, env=env | {"OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+                          capture_output=True, text=True, check=False, timeout=900)  # fmt: skip
 
 
 LOSS = """

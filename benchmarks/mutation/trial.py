@@ -1,6 +1,7 @@
 """One mutant against tests, in a forked process: the module is imported with its fault, the file stays as it is."""
 
 import ast
+import contextlib
 import importlib.abc
 import importlib.machinery
 import math
@@ -84,11 +85,13 @@ def try_mutant(module: str, path: Path, tree: ast.Module, tests: Sequence[str], 
     return forked(faulty, seconds)
 
 
-def forked(function: Callable[[], int], seconds: float, quiet: bool = True) -> int:
+def forked(
+    function: Callable[[], int], seconds: float, quiet: bool = True, clock: Callable[[], float] = time.monotonic
+) -> int:
     """What the function returns, called in a forked process.
 
     TIMEOUT if it takes more than so many seconds of the processor (a busy machine is no fault), or many times as long
-    without; CRASHED if a signal ended it.
+    without, by the clock; CRASHED if a signal ended it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -107,8 +110,10 @@ def forked(function: Callable[[], int], seconds: float, quiet: bool = True) -> i
             traceback.print_exc()
         finally:
             os._exit(code)
-    end = time.monotonic() + WAITING * seconds
-    while time.monotonic() < end:
+    with contextlib.suppress(OSError):  # the process may not have come to it yet, or be gone
+        os.setpgid(process, process)
+    end = clock() + WAITING * seconds
+    while clock() < end:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)

@@ -2,14 +2,18 @@
 
 import contextlib
 import difflib
+import errno
 import importlib
 import io
 import os
+import shlex
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
 import nearfar
+from nearfar.errors import NearfarError
 
 COMMANDS = {
     "train": "train an embedding on a data set, and measure it on unseen classes",
@@ -43,6 +47,8 @@ EXTRAS = {
     "serve": "serve",
 }
 
+BUG = 70  # the exit code that sysexits.h has for "internal software error"
+
 
 def usage() -> str:
     """What `nearfar --help` prints."""
@@ -74,15 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        said = _explained(name, error)
-        if said is None:  # what a user cannot mend: a bug shows its traceback
-            raise
-        print(f"nearfar {name}: {said}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         print(f"nearfar {name}: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        said = _explained(name, error)
+        if said is None:
+            traceback.print_exc()
+            print(_request(words), file=sys.stderr)
+            return BUG
+        print(f"nearfar {name}: {said}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
     return code
 
 
@@ -96,27 +104,30 @@ def _let_names_through() -> None:
 
 
 def _explained(name: str, error: Exception) -> str | None:
-    """What to say of an error where the message is written for the user, by nearfar or by the system about a file, or
-    memory has run out; None where it is a bug.
+    """What to say of an error that a user can do something about: one whose message is written for that, the system's
+    about a file, a package that is not there, or no memory left. None for any other, which is a bug.
     """
-    if _is_ours(type(error).__module__):
+    if isinstance(error, NearfarError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and not _is_ours(error.name or ""):
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != "nearfar":
         return f"{error}: pip install 'nearfar[{EXTRAS.get(name, 'training')}]'"
     with contextlib.suppress(ImportError):  # of what embeds and trains
         from nearfar.training.exhausted import advice_to, out_of_memory
 
         if out_of_memory(error):
             return advice_to(name, error)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    raised_here = trace is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", ""))
-    return str(error) if raised_here or isinstance(error, OSError) else None
+    about_a_file = isinstance(error, OSError) and (
+        error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
+    )
+    return str(error) if about_a_file else None
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "nearfar"
+def _request(words: Sequence[str]) -> str:
+    """What to say below the traceback of a bug."""
+    return (
+        "This is a bug in nearfar. Please report it, with all of the above, the output of nearfar env,\n"
+        f"and the command: {shlex.join(['nearfar', *words])}"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from nearfar.data import (
 )
 from tests.data.test_samplers import KINDS, SIZES, every_kind
 
-FAST = settings(max_examples=40, deadline=None)
+FAST = settings(max_examples=40)
 
 
 def joined(batch: Iterable[list[int]]) -> list[int]:

@@ -165,6 +165,5 @@ TestSamplers.settings = settings(
     max_examples=500 if LONG else 25,
     stateful_step_count=40 if LONG else 15,
     derandomize=not LONG,
-    deadline=None,
     database=None,
 )

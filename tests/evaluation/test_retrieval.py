@@ -188,7 +188,7 @@ def test_per_query_values() -> None:
     assert found["per_query"]["map"][3] == alone["map"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(5, 40), st.sampled_from([0, 300, 2**28]), st.booleans())
 def test_neither_order_nor_tiles_matter(seed: int, tile: int, memory_budget: int, gallery: bool) -> None:
     g = np.random.default_rng(seed)

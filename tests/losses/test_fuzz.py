@@ -25,7 +25,6 @@ fuzzed = hypothesis.settings(
     max_examples=EXAMPLES,
     derandomize=not os.environ.get("NEARFAR_LONG"),
     database=None,
-    deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 

@@ -133,6 +133,7 @@ def test_readers_see_the_old_or_the_new_while_it_changes(tmp_path: Path) -> None
     folder = tmp_path / "index"
     index = filled(folder, 40)
     seen: list[set[str]] = []
+    looked = threading.Semaphore(0)
     stop = threading.Event()
     faults: list[Exception] = []
 
@@ -145,6 +146,7 @@ def test_readers_see_the_old_or_the_new_while_it_changes(tmp_path: Path) -> None
                     hits = opened.search(vectors(1, seed=3), 40)[0]
                     assert len(hits) == 40
                     seen.append({hit.label for hit in hits})
+                looked.release()
         except Exception as error:
             faults.append(error)
 
@@ -156,6 +158,10 @@ def test_readers_see_the_old_or_the_new_while_it_changes(tmp_path: Path) -> None
             change.put(names(40), vectors(40, seed=number), [f"label {number}"] * 40)
         if number % 10 == 9:
             index.compact()
+        if number % 5 == 4:  # so that they see several, however busy the machine; most changes they may miss
+            while looked.acquire(blocking=False):
+                pass
+            assert all(looked.acquire(timeout=300) for _ in range(4)) or faults  # one of them began after the change
     stop.set()
     for reader in readers:
         reader.join()

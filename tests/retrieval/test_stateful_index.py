@@ -232,6 +232,5 @@ TestIndex.settings = settings(
     max_examples=300 if LONG else 12,
     stateful_step_count=25 if LONG else 12,
     derandomize=not LONG,
-    deadline=None,
     database=None,
 )

@@ -7,11 +7,24 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import uvicorn
+
+PATIENCE = 300  # seconds, after which something hangs; on a busy machine much takes long that takes no time elsewhere
+
+
+class Announced(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
 
 
 @contextlib.contextmanager
@@ -19,17 +32,15 @@ def listening(app) -> Iterator[tuple[str, int]]:
     """Its address, while the block lasts."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as taken:
         taken.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none", proxy_headers=False))
+        server = Announced(uvicorn.Config(app, log_level="critical", ws="none", proxy_headers=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 20
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert server.listens.wait(PATIENCE)
         try:
             yield taken.getsockname()
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
 
 
 @dataclass
@@ -43,7 +54,7 @@ class Process:
 
     def stop(self, number: int) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE)
 
 
 @contextlib.contextmanager

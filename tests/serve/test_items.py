@@ -109,7 +109,7 @@ def test_changes_by_another_process_are_seen(tmp_path, monkeypatch) -> None:
     other = open_index(tmp_path / "index")
     with other.change() as change:
         change.remove([run.gallery.catalogue.ids[0]])
-    monkeypatch.setattr("nearfar.serve.gallery.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("nearfar.serve.gallery.LOOK_EVERY", -1.0)  # always
     assert asking.get("/api/runs/a/items").json()["total"] == 3
 
 

@@ -10,9 +10,7 @@ from nearfar.serve.app import create_app
 from tests.serve.making import FREE, TOKEN, bearer, picture, served
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-BOUNDED = settings(
-    max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+BOUNDED = settings(max_examples=8, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 ADDRESSES = {
     "GET /api/state": {200},
     "GET /api/runs/{run}/items": {200, 404},

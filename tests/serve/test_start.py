@@ -20,12 +20,12 @@ from nearfar.serve.start import Options, evaluated_of, serve
 from nearfar.training.evaluate import rows_of
 from nearfar.training.runs import Run
 from tests.serve.conftest import CLASSES, EACH
-from tests.serve.listening import started
+from tests.serve.listening import PATIENCE, started
 from tests.serve.making import bearer, picture
 
 
 def get(address: str, **headers: str):
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=PATIENCE) as answer:
         return json.loads(answer.read() or b"null")
 
 
@@ -63,9 +63,10 @@ def test_a_run_is_served_and_a_kill_loses_nothing(glyph_runs, glyph_folder) -> N
 
         writing = threading.Thread(target=add)
         writing.start()
-        assert enough.wait(60)
+        assert enough.wait(PATIENCE)
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-        writing.join(30)
+        writing.join(PATIENCE)
+        assert not writing.is_alive()
     index = open_index(run / "index")
     kept = {key_of(item.id) for item in index.listed()}
     assert set(added) <= kept and len(kept) - CLASSES * EACH - len(added) in (0, 1)  # one was not answered any more
@@ -77,7 +78,7 @@ def test_a_run_is_served_and_a_kill_loses_nothing(glyph_runs, glyph_folder) -> N
 
 
 def _post(address: str, path: str, content: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE)
     try:
         connection.request("POST", path, content, headers or {})
         answer = connection.getresponse()

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from nearfar.studies import complexity
 from nearfar.studies.complexity import CASES, Options, exponents, power, seconds
@@ -34,10 +36,32 @@ def test_exponents_are_of_the_right_rows() -> None:
     assert "Contrastive (C^1.0, claimed C^0)" in words
 
 
-def test_more_work_takes_longer() -> None:
+def test_what_is_measured_is_the_work_of_a_step() -> None:
+    """By a clock that counts the operations of matrix products: of similarities, and of their gradient."""
     options = Options(repeats=1, dimension=64)
-    little, much = (seconds(LossConfig("ContrastiveLoss"), batch, 64, options) for batch in (64, 1024))
-    assert 0 < little < much
+    with FlopCounterMode(display=False) as counter:
+        little, much = (
+            seconds(LossConfig("ContrastiveLoss"), batch, 64, options, clock=counter.get_total_flops)
+            for batch in (64, 1024)
+        )
+    assert little >= 2 * 64**3  # a product at least
+    assert 0.5 < much / little / (1024 // 64) ** 2 < 1.5
+
+
+def test_short_steps_are_repeated_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that is read before and after: one step, one step of 6 ms, then four steps, three times."""
+    read = iter([0.0, 0.004, 1.0, 1.006, 2.0, 2.04, 3.0, 3.02, 4.0, 4.032])
+    steps = []
+
+    class Counted(torch.nn.Module):
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            steps.append(len(labels))
+            return embeddings.sum()
+
+    monkeypatch.setattr(complexity, "build_loss", lambda *_: Counted())
+    options = Options(repeats=3, dimension=4)
+    assert seconds(LossConfig("made"), 8, 2, options, clock=lambda: next(read)) == pytest.approx(0.032 / 4)
+    assert steps == [8] * (1 + 1 + 3 * 4) and next(read, None) is None
 
 
 def test_the_study(tmp_path: Path) -> None:

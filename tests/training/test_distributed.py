@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from nearfar.errors import InputError, NearfarError
 from nearfar.training import train as train_module
 from nearfar.training.config import TrainConfig
 from nearfar.training.launch import check_devices, launch, said
@@ -24,7 +25,7 @@ from nearfar.training.world import World, restarted
 from tests.training.making import SMALL, patterns
 from tests.training.test_train import assert_same, same_end, step_of
 from tests.training.torchrun import KILLED_IN
-from tests.training.workers import second_fails
+from tests.training.workers import second_has_a_bug, second_is_killed, second_refuses
 
 ROOT = Path(__file__).parent.parent.parent
 gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo")
@@ -82,8 +83,17 @@ def test_a_killed_process_and_a_restart_by_torchrun(tmp_path: Path) -> None:
 
 @gloo
 def test_a_process_that_fails_ends_all_and_is_heard() -> None:
-    with pytest.raises(RunError, match=r"process 1 of 2 ended: .*the second cannot"):
-        launch(second_fails, 2)
+    with pytest.raises(InputError, match=r"^the second cannot: give it less$"):  # of its own type, as it was raised
+        launch(second_refuses, 2)
+    with pytest.raises(RunError, match=r"process 1 of 2 ended: .*SIGKILL"):
+        launch(second_is_killed, 2)
+
+
+@gloo
+def test_a_bug_in_a_process_keeps_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match=r"process 1 of 2 ended:\n(?s:.*)in second_has_a_bug(?s:.*)") as caught:
+        launch(second_has_a_bug, 2)
+    assert "invalid literal for int()" in str(caught.value) and not isinstance(caught.value, NearfarError)
 
 
 def test_last_words() -> None:

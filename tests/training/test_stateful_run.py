@@ -165,6 +165,5 @@ TestRun.settings = settings(
     max_examples=60 if LONG else 2,
     stateful_step_count=10 if LONG else 4,
     derandomize=not LONG,
-    deadline=None,
     database=None,
 )

@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -297,31 +297,50 @@ STATEFUL = {
     "checkpoints.steps": 3, "head": "mlp", "schedule.warmup_steps": 3, "evaluation.every": 2, "color": 0.2,
 }  # fmt: skip
 
+# Says when it comes to a step, and goes on with it once it is told to.
 KILLED = """
 import sys
+from nearfar.training.learner import Learner
 from nearfar.training.train import train
 from tests.training.making import SMALL, patterns
 from tests.training.test_train import STATEFUL
-train(patterns(), quiet=True, out=sys.argv[1], **{**SMALL, **STATEFUL, "workers": int(sys.argv[2])})
+folder, workers, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+step = Learner.training_step
+def waiting(self, batch):
+    if self.done == at:
+        print("here", flush=True)
+        sys.stdin.readline()
+    return step(self, batch)
+Learner.training_step = waiting
+train(patterns(), quiet=True, out=folder, **{**SMALL, **STATEFUL, "workers": workers})
 """
 
 
-@pytest.mark.parametrize(("workers", "rows"), [(0, 8), (2, 14)])
-def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, workers: int, rows: int) -> None:
-    whole = short(tmp_path / "whole", **STATEFUL)
-    folder = tmp_path / "killed"
+def begun(folder: Path, workers: int, at: int, **options: Any) -> subprocess.Popen[str]:
+    """A run in a process of its own, which has done so many steps and waits within the next."""
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(folder), str(workers)],
+        [sys.executable, "-c", KILLED, str(folder), str(workers), str(at)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
     )
-    deadline = time.monotonic() + 60
-    while len(written(folder)) < rows and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    return process
+
+
+@pytest.mark.parametrize(("workers", "at"), [(0, 7), (2, 13)])
+def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, workers: int, at: int) -> None:
+    whole = short(tmp_path / "whole", **STATEFUL)
+    folder = tmp_path / "killed"
+    with begun(folder, workers, at) as process:
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     killed = Run(folder)
-    assert 0 < step_of(killed) < step_of(whole) and not killed.finished
+    assert 0 < step_of(killed) < at < step_of(whole) and not killed.finished
     same_end(whole, train(TABLE, resume=folder, quiet=True))
 
 
@@ -330,27 +349,12 @@ def test_a_signal_to_all_processes_of_a_job_saves_and_resumes(tmp_path: Path, se
     """As a terminal sends Ctrl-C, and a scheduler its last warning: to the workers too."""
     whole = short(tmp_path / "whole", **STATEFUL)
     folder = tmp_path / "stopped"
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(folder), "2"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while len(written(folder)) < 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
+    process = begun(folder, 2, 4, start_new_session=True, stderr=subprocess.PIPE)
     os.killpg(process.pid, sent)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate("go on\n")  # the signal is there before the words are
     assert process.returncode == 1
-    assert "StoppedError: stopped and saved at step" in said
+    assert "StoppedError: stopped and saved at step 5" in said
     same_end(whole, train(TABLE, resume=folder, quiet=True))
-
-
-def written(folder: Path) -> list[str]:
-    path = folder / "curves.csv"
-    return path.read_text().splitlines()[1:] if path.exists() else []
 
 
 @pytest.mark.parametrize(("at", "sent"), [(1, [signal.SIGINT]), (5, [signal.SIGTERM] * 2), (8, [signal.SIGINT])])

@@ -2,7 +2,19 @@
 
 import os
 
+from nearfar.errors import InputError
 
-def second_fails() -> None:
+
+def second_refuses() -> None:
     if os.environ["RANK"] == "1":
-        raise ValueError("the second cannot")
+        raise InputError("the second cannot: give it less")
+
+
+def second_has_a_bug() -> None:
+    if os.environ["RANK"] == "1":
+        int("the second")
+
+
+def second_is_killed() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 9)

@@ -8,10 +8,10 @@ from nearfar.data import Table
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import is_pretrained
 from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display
 from nearfar.training.runs import Run
 from nearfar.training.start import start
-from nearfar.training.train import Prepared, prepare
 
 
 def look_at_batch(

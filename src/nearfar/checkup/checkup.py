@@ -19,12 +19,12 @@ from nearfar.checkup.near import MOST_IMAGES, Strings, nearly_identical, sample
 from nearfar.data import Table
 from nearfar.data.survey import Survey, survey
 from nearfar.training.config import TrainConfig
-from nearfar.training.defaults import is_glyphs, is_pretrained, resolve
+from nearfar.training.defaults import is_pretrained, resolve
 from nearfar.training.doctor import BatchReport
+from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts, split
-from nearfar.training.train import Prepared, prepare
 
 SEE = "nearfar duplicates DATA compares all of them"
 ROW = "row"  # a column with the numbers of the rows, by which parts are told
@@ -132,7 +132,7 @@ def _through_the_network(
     if refused := _refused(config, table, parts):
         return _Network(refused=refused)
     result = _Network()
-    times = duration(config, parts)
+    times = duration(config, table)
     model = resolve(config, parts.train).model
     pretrained = table.images is not None and is_pretrained(model.backbone or "", model.weights)
     rows = np.arange(len(table))
@@ -142,7 +142,7 @@ def _through_the_network(
         where, fingerprints = (column[rows] for column in columns)
         with display.looking("features", len(rows)) as advance:
             result.near, result.unseen = nearly_identical(config, table.select(rows), where, fingerprints, advance)
-    elif table.images is not None and not is_glyphs(table):  # of which no two are the same
+    elif table.images is not None and not table.embedded:  # of which no two are the same
         result.unseen = f"{model.backbone} is not pretrained, and cannot tell which pictures are nearly the same: {SEE}"
     prepared, result.report = look_at_batch(config, table.select(rows), display=display)
     result.facts = _model(prepared) | {"time": _times(times)}

@@ -1,29 +1,18 @@
-"""How long a run would take: a few images are embedded, a few trained on, and the rest is arithmetic."""
+"""How long a run would take."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from nearfar.data import FeatureCache, Table
 from nearfar.data.embedded import cache_folder
 from nearfar.models import Embedder
-from nearfar.training.build import build_embedder, build_loss
+from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
-from nearfar.training.data import make_sampler, train_transform
-from nearfar.training.defaults import is_pretrained, resolve, with_images_of
-from nearfar.training.memory import freed_memory_kept
-from nearfar.training.splits import Parts
-from nearfar.training.start import IMAGES
-from nearfar.training.train import make_trainer
-
-TRIED = 16  # images, of which a batch is a multiple
-QUICK = 3.0  # seconds: what a whole batch may take to be tried whole, since small ones are slow for their size
+from nearfar.training.defaults import resolve
+from nearfar.training.splits import Parts, split
+from nearfar.training.timing import Costs, Counts, counted, measured, training_time
 
 
 @dataclass(frozen=True)
@@ -43,30 +32,29 @@ class Duration:
     frozen: float | None
 
 
-def duration(config: TrainConfig, parts: Parts) -> Duration:
+def duration(config: TrainConfig, table: Table) -> Duration:
     """Of runs with this configuration on these rows, on this machine, if nothing else uses it."""
-    tables = [part for part in (parts.train, parts.val, parts.test) if part is not None]
-    with torch.random.fork_rng(devices=[]):
-        if parts.train.images is None:
-            chosen, embedder, loss = _built(config, parts)
-            return Duration(0.0, 0.0, None, _steps(chosen, parts) * _head_step(chosen, embedder, loss, parts.train))
-        whole = replace(config, model=replace(config.model, freeze=False, views=1))
-        chosen, embedder, loss = _built(whole, parts)
-        image = _embed_one(embedder, parts.train)
-        missing = sum(missing_features(embedder, table) for table in tables)
-        step = _train_one(chosen, embedder, loss, parts.train)
-        assert chosen.epochs is not None
-        batch = len(_first_rows(chosen, parts.train))  # fewer than batch_size, where there are no more
-        looks = chosen.epochs / chosen.evaluation.every
-        measured = 2 * len(parts.test or ()) + looks * len(parts.val or ())
-        started = min(IMAGES, len(parts.train)) if "random" not in (chosen.model.head_start, chosen.class_start) else 0
-        full = _steps(chosen, parts) * batch * step + (measured + started) * image
-        frozen = None
-        if is_pretrained(chosen.model.backbone or "", chosen.model.weights):
-            chosen, _, loss = _built(replace(config, model=replace(config.model, freeze=True)), parts, embedder)
-            views = missing + (chosen.model.views - 1) * len(parts.train)
-            frozen = _steps(chosen, parts) * _head_step(chosen, embedder, loss, parts.train) + views * image
-    return Duration(image, missing * image, full, frozen)
+    parts, heads = (split(table, config.data, config.seed, frozen=frozen) for frozen in (False, True))
+    costs, counts = measured(config, parts), counted(parts, heads)
+    missing = 0
+    if table.images is not None:
+        with torch.random.fork_rng(devices=[]):
+            chosen = resolve(replace(config, model=replace(config.model, head_start="random")), parts.train)
+            missing = missing_features(build_embedder(chosen), table)
+    features = missing * costs.embed
+    full = frozen = None
+    if costs.everything is not None:
+        full = features + _training(config, parts, "everything", counts.folds, costs, counts)
+    if costs.head is not None:
+        heads_only = replace(config, model=replace(config.model, freeze=True))
+        frozen = features + _training(heads_only, heads, "head", counts.head_folds, costs, counts)
+    return Duration(costs.embed, features, full, frozen)
+
+
+def _training(config: TrainConfig, parts: Parts, way: str, folds: int, costs: Costs, counts: Counts) -> float:
+    epochs = resolve(config, parts.train).epochs
+    assert epochs is not None
+    return training_time(way, epochs, folds, costs, counts)
 
 
 def missing_features(embedder: Embedder, table: Table) -> int:
@@ -88,84 +76,3 @@ def in_words(seconds: float) -> str:
     if minutes < 90:
         return f"about {max(minutes, 1)} minute{'' if minutes <= 1 else 's'}"
     return f"about {seconds / 3600:.1f} hours" if seconds < 36_000 else f"about {seconds / 3600:,.0f} hours"
-
-
-def _built(
-    config: TrainConfig, parts: Parts, embedder: Embedder | None = None
-) -> tuple[TrainConfig, Embedder, nn.Module]:
-    chosen = resolve(config, parts.train)
-    torch.manual_seed(chosen.seed)
-    if embedder is None:
-        at_random = replace(chosen, model=replace(chosen.model, head_start="random"))  # it takes as long
-        embedder = build_embedder(at_random).to(make_trainer(chosen, 1).strategy.root_device)
-    loss = build_loss(chosen.loss, parts.train.num_classes, embedder.dimension)
-    return with_images_of(chosen, embedder), embedder, loss.to(next(embedder.parameters()).device)
-
-
-def _steps(config: TrainConfig, parts: Parts) -> int:
-    assert config.epochs is not None
-    total = config.epochs * len(_sampler(config, parts.train))
-    return total if config.max_steps is None else min(total, config.max_steps)
-
-
-def _sampler(config: TrainConfig, train: Table) -> Any:
-    return make_sampler(config.sampler, train, config.seed, world_size=config.nodes * config.devices)
-
-
-def _embed_one(embedder: Embedder, train: Table) -> float:
-    rows = np.resize(np.arange(len(train)), TRIED)
-    images = [train.images[int(row)] for row in rows] if train.images is not None else []
-    list(embedder.stream(images[:2], output="features", max_broken=1.0))
-    return _seconds(lambda: list(embedder.stream(images, output="features", max_broken=1.0))) / TRIED
-
-
-def _train_one(config: TrainConfig, embedder: Embedder, loss: nn.Module, train: Table) -> float:
-    """Workers decode while the network computes, so that the slower of both counts; without them, it is the sum."""
-    rows, images = _first_rows(config, train), train.images
-    assert images is not None
-    transform, labels = train_transform(config.data, embedder.preprocess), torch.from_numpy(train.labels[rows])
-
-    def prepared(rows: NDArray[np.int64]) -> Tensor:
-        return torch.stack([transform(images[int(row)], np.random.default_rng(0)) for row in rows])
-
-    few = prepared(rows[:TRIED])
-    loading = _seconds(lambda: prepared(rows[:TRIED])) / len(few)
-    computing = _step(embedder, loss, few, labels[:TRIED], embedder) / len(few)
-    if len(rows) > TRIED and (loading + computing) * len(rows) < QUICK:
-        computing = _step(embedder, loss, prepared(rows), labels, embedder) / len(rows)
-    workers = config.data.workers or 0
-    return max(loading / workers, computing) if workers else loading + computing
-
-
-def _head_step(config: TrainConfig, embedder: Embedder, loss: nn.Module, train: Table) -> float:
-    rows = _first_rows(config, train)
-    features = torch.randn(len(rows), embedder.feature_size)
-    return _step(embedder, loss, features, torch.from_numpy(train.labels[rows]), embedder.project)
-
-
-def _first_rows(config: TrainConfig, train: Table) -> NDArray[np.int64]:
-    return np.asarray(next(iter(_sampler(config, train))), np.int64)
-
-
-def _step(
-    embedder: Embedder, loss: nn.Module, inputs: Tensor, labels: Tensor, network: Callable[[Tensor], Tensor]
-) -> float:
-    """The gradients alone: what the optimiser does with them takes little of the time."""
-    device = next(embedder.parameters()).device
-    inputs, labels = inputs.to(device), labels.to(device)
-    embedder.train()
-
-    def step() -> None:
-        loss(network(inputs), labels).backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    with freed_memory_kept(device.type):
-        step()  # the first one makes room, and more
-        return min(_seconds(step) for _ in range(2))
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

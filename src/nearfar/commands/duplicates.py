@@ -26,6 +26,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
     options = parser.parse_args(words)
     from nearfar.models import Embedder
+    from nearfar.models.devices import usable
     from nearfar.models.extraction import progress_bar
     from nearfar.retrieval.duplicates import THRESHOLD, find_duplicates
     from nearfar.retrieval.duplicates_page import write_page
@@ -37,7 +38,7 @@ def run(words: Sequence[str]) -> int:
     allowed, display = options.max_broken, Display()
     gallery = readable_gallery([options.data], split=options.split, max_broken=allowed, display=display)
     if options.run is None:
-        encoder = Encoder(Embedder(options.backbone, head=None).to(options.device), max_broken=1.0)
+        encoder = Encoder(Embedder(options.backbone, head=None).to(usable(options.device)), max_broken=1.0)
     elif options.threshold is None:
         raise RetrievalError(
             "a trained model puts all images of a class close together: say from which similarity on they are "

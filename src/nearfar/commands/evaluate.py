@@ -10,9 +10,9 @@ def run(words: Sequence[str]) -> int:
     """Measure a run."""
     parser = argparse.ArgumentParser(prog="nearfar evaluate", description="Measure the model of a run.")
     parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("data", nargs="?", metavar="DATA", help="other data: its test rows, or all; default: the run's")
+    parser.add_argument("data", nargs="?", metavar="DATA", help="other data, without what was trained on (the run's)")
     parser.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
-    parser.add_argument("--ci", action="store_true", help="add 95 %% bootstrap intervals")
+    parser.add_argument("--ci", action="store_true", help="add 95 %% intervals, over classes")
     parser.add_argument("--flip", action="store_true", default=None, help="average an image and its mirror image")
     parser.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
     parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
@@ -31,5 +31,7 @@ def run(words: Sequence[str]) -> int:
     if options.ci:
         for number, side in enumerate(("low", "high")):
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
+    for note in metrics["notes"]:
+        print(f"note: {note}")
     print_table(f"{metrics['data']}: {metrics['images']:,} images", columns)
     return 0

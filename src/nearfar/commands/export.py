@@ -40,6 +40,8 @@ def run(words: Sequence[str]) -> int:
         replace=options.replace,
         progress=sys.stderr.isatty(),
     )
+    for note in exported.notes:
+        print(f"note: {note}")
     parity, accuracy = exported.parity, exported.accuracy
     print(
         f"against PyTorch, on {parity.rows} rows of {parity.of}: cosine {parity.least:.6f} at least, "

@@ -21,8 +21,10 @@ def run(words: Sequence[str]) -> int:
 
     found = Run(options.run)
     model = found.model(options.device)
-    table = rows_of(found.config, None)
+    table, notes = rows_of(found, None)
+    for note in notes:
+        print(f"note: {note}")
     with progress_bar(sys.stderr.isatty(), len(table)) as advance:
         embeddings = embed(model, table, found.config, advance=advance)
-    print(write_run_report(found.folder, embeddings, table, seed=found.config.seed))
+    print(write_run_report(found.folder, embeddings, table, notes=notes, seed=found.config.seed))
     return 0

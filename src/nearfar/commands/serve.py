@@ -1,7 +1,10 @@
 """`nearfar serve`."""
 
 import argparse
+import math
 from collections.abc import Sequence
+
+from nearfar.errors import InputError, MissingPackageError
 
 
 def run(words: Sequence[str]) -> int:
@@ -11,13 +14,15 @@ def run(words: Sequence[str]) -> int:
         import fastapi
         import uvicorn  # noqa: F401
     except ImportError as missing:
-        raise ImportError("the server is made with FastAPI and uvicorn: pip install 'nearfar[serve]'") from missing
+        raise MissingPackageError(
+            "the server is made with FastAPI and uvicorn: pip install 'nearfar[serve]'"
+        ) from missing
     del fastapi
     from nearfar.serve.limits import Limits
     from nearfar.serve.start import Options, serve
 
-    if options.max_upload <= 0 or options.rate < 0:
-        raise ValueError("--max-upload must be positive, and --rate not negative")
+    if not 0 < options.max_upload < math.inf or not 0 <= options.rate < math.inf:
+        raise InputError("--max-upload must be positive, and --rate not negative")
     serve(
         options.runs,
         Options(

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.errors import MissingFileError
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError, Option, all_options, find_option, nearest, read_yaml, with_options
 
@@ -80,7 +81,7 @@ def configuration(taken: Mapping[str, Any], options: Mapping[str, Any], data: st
     config = with_options(config, options)
     # Said here, at once: nearfar.data would say it too, after seconds of loading torch and Lightning.
     if data is not None and data != TrainConfig().data.path and not Path(data).expanduser().exists():
-        raise FileNotFoundError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
+        raise MissingFileError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
     return config
 
 

@@ -38,14 +38,15 @@ from nearfar.compare.settings import (
 )
 from nearfar.data import Table
 from nearfar.training.config import TrainConfig
-from nearfar.training.finish import numbers, write_report
-from nearfar.training.measure import embed, measure
+from nearfar.training.finish import write_report
+from nearfar.training.fit import StoppedError
+from nearfar.training.measure import embed, measure, numbers
 from nearfar.training.options import ConfigError, with_options
+from nearfar.training.prepare import prepare
 from nearfar.training.progress import Display
 from nearfar.training.reading import open_readable, readable
 from nearfar.training.runs import Run, replacing
 from nearfar.training.start import start
-from nearfar.training.train import StoppedError, prepare
 
 
 def compare(

@@ -18,12 +18,12 @@ from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, cached_features, make_loader, make_sampler, train_transform
-from nearfar.training.defaults import is_glyphs, resolve, with_images_of
+from nearfar.training.defaults import resolve, with_images_of
+from nearfar.training.fit import make_trainer
 from nearfar.training.measure import embed, measure
 from nearfar.training.options import ConfigError
 from nearfar.training.splits import split
 from nearfar.training.start import IMAGES, start
-from nearfar.training.train import make_trainer
 
 FROZEN_BATCH = 128
 FROZEN_STEPS = 300  # about, in a training on cached features
@@ -68,7 +68,7 @@ def shared_config(config: TrainConfig, trains: Sequence[Table]) -> TrainConfig:
     """
     train = min(trains, key=lambda rows: (rows.num_classes, len(rows)))
     frozen, sampler = config.model.freeze, config.sampler
-    if frozen and is_glyphs(train) and config.model.backbone is None:
+    if frozen and train.embedded and config.model.backbone is None:
         config = replace(
             config,
             model=replace(config.model, backbone=GLYPHS_BACKBONE),

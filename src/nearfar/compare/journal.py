@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from nearfar.errors import InputError
+
 
 class Journal:
     """Entries by key, one line of JSON each, appended and flushed to the disk. A line cut off by a kill is dropped."""
@@ -18,9 +20,12 @@ class Journal:
         self._entries: dict[str, dict[str, Any]] = {}
         text = path.read_bytes() if path.is_file() else b""
         whole = text[: text.rfind(b"\n") + 1]
-        for line in whole.decode().splitlines():
-            entry = json.loads(line)
-            self._entries[entry["key"]] = entry
+        try:
+            for line in whole.decode().splitlines():
+                entry = json.loads(line)
+                self._entries[entry["key"]] = entry
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged ({error}): remove it, and what it had is measured again") from error
         if len(whole) < len(text):
             with path.open("r+b") as file:
                 file.truncate(len(whole))

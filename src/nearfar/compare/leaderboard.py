@@ -123,7 +123,7 @@ def read_leaderboard(folder: Path) -> Leaderboard:
         )
         pairs = tuple(Pair(**{k: v for k, v in pair.items() if k != "significant"}) for pair in content["pairs"])
         return Leaderboard(rows, pairs, content["facts"], content["run"], folder)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: {error!r}") from error
 
 

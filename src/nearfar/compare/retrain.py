@@ -13,7 +13,9 @@ from nearfar.compare.search import Found
 from nearfar.compare.settings import Comparison
 from nearfar.compare.trial import configured
 from nearfar.data import Table
+from nearfar.training.config import TrainConfig
 from nearfar.training.runs import Run
+from nearfar.training.splits import VALIDATION
 from nearfar.training.train import train
 
 RUNS = "runs"
@@ -26,6 +28,13 @@ def slug(name: str) -> str:
     'CircleLoss-class'
     """
     return name.replace("/", "-")
+
+
+def _once(config: TrainConfig) -> TrainConfig:
+    """Validation classes are held out once, and what is trained is kept: the comparison is of trained models."""
+    share = VALIDATION if config.data.validation is None else config.data.validation
+    data = replace(config.data, validation=share, folds=1)
+    return replace(config, data=data, evaluation=replace(config.evaluation, keep="trained"))
 
 
 def retrain(
@@ -44,7 +53,7 @@ def retrain(
     """
     runs: dict[str, list[Run]] = {}
     for name in comparison.contestants:
-        best = configured(ground.config, comparison.loss(name), found.best(name).setting)
+        best = _once(configured(ground.config, comparison.loss(name), found.best(name).setting))
         runs[name] = []
         for seed in range(best.seed, best.seed + comparison.effort.seeds):
             run = Run(folder / RUNS / f"{slug(name)}-{seed}")

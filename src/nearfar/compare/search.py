@@ -16,6 +16,7 @@ from nearfar.compare.journal import Journal
 from nearfar.compare.settings import Comparison
 from nearfar.compare.spaces import FROZEN_RATE, PRETRAINED_RATE, RANDOM_RATE, Range, space_of
 from nearfar.compare.trial import Outcome, Setting, run_fold
+from nearfar.errors import MissingPackageError
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import is_pretrained
 from nearfar.training.options import ConfigError
@@ -173,6 +174,6 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ImportError("a comparison searches with Optuna: pip install 'nearfar[compare]'") from error
+        raise MissingPackageError("a comparison searches with Optuna: pip install 'nearfar[compare]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

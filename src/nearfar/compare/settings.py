@@ -84,7 +84,7 @@ def read_seconds(text: str) -> float:
         raise ConfigError(f"{text!r} is no time: write 90s, 10min or 1h30min")
     total = 0.0
     for number, unit in parts:
-        if (unit or "s") not in _UNITS or number.count(".") > 1:
+        if (unit or "s") not in _UNITS or number.count(".") > 1 or number == ".":
             raise ConfigError(f"{text!r} is no time: write 90s, 10min or 1h30min")
         total += float(number) * _UNITS[unit or "s"]
     return total
@@ -124,7 +124,7 @@ def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
         values: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         effort = Effort(values["trials"], values["seeds"], values["folds"], values["budget"])
         return Comparison(tuple(values["losses"]), effort, from_dict(values["shared"]))
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error!r}") from error
 
 

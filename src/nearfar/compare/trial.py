@@ -19,11 +19,11 @@ from nearfar.training.build import build_loss
 from nearfar.training.checks import check_batches, check_parameters
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.data import Stream
+from nearfar.training.fit import StoppedError, make_trainer, without_chatter
 from nearfar.training.learner import Learner, Step, make_optimisation
 from nearfar.training.recorder import stopped_by_signals
 from nearfar.training.runs import RunError
 from nearfar.training.start import start_classes
-from nearfar.training.train import StoppedError, make_trainer, without_chatter
 
 Setting = Mapping[str, float]  # "lr", "proxies", "loss.NAME": values
 After = Callable[[Learner, Step, float], None]

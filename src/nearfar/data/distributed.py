@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from nearfar.data.samplers import BatchSampler, Rows
+from nearfar.errors import InputError
 
 
 class Dealt(BatchSampler):
@@ -25,7 +26,7 @@ class Dealt(BatchSampler):
         self.sampler, self._together = sampler, int(getattr(sampler, "k", 1))
         groups = sampler.batch_size * sampler.world_size // self._together
         if groups < world_size:
-            raise ValueError(
+            raise InputError(
                 f"a batch of {sampler.batch_size * sampler.world_size} rows has {groups} groups of "
                 f"{self._together} that stand together, too few for {world_size} ranks: use {groups} or fewer"
             )
@@ -43,7 +44,7 @@ class Dealt(BatchSampler):
         """Where in a batch of so many rows the part of each rank begins, and the last one ends."""
         groups = -(-rows // self._together)
         if groups < self.world_size:
-            raise ValueError(f"a batch of {rows} rows is too short for {self.world_size} ranks: go on with fewer")
+            raise InputError(f"a batch of {rows} rows is too short for {self.world_size} ranks: go on with fewer")
         return [min(groups * r // self.world_size * self._together, rows) for r in range(self.world_size + 1)]
 
     def drawn_for(self, place: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nearfar.data.columns import Pixels
 from nearfar.data.tables import SPLITS, Table
 from nearfar.data.writing import naming
+from nearfar.errors import InputError
 
 NAMES = ("images", "labels", "face", "characters", "face_names")  # of the arrays that are kept
 VERSION = 1  # of what is drawn: raise it when the images change, so that no old cache is read
@@ -47,7 +48,7 @@ def glyphs(
         cache: a folder to keep it in; by default that of `cache_folder`.
     """
     if not (isinstance(classes, int) and classes >= 2 and per_class >= 2 and size >= 8 and 0 <= difficulty <= 3):
-        raise ValueError(
+        raise InputError(
             f"glyphs(classes={classes}, per_class={per_class}, size={size}, difficulty={difficulty}): there must be at "
             "least 2 classes of 2 images, of 8 pixels, and a difficulty from 0 to 3"
         )
@@ -70,6 +71,7 @@ def glyphs(
         Pixels(images),
         columns={"face": faces},
         names={"face": tuple(face_names.tolist())},
+        embedded=True,
     )
 
 
@@ -90,7 +92,7 @@ def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int)
 
     drawn_by = faces()
     if classes > len(drawn_by.characters):
-        raise ValueError(f"classes={classes}: the faces have {len(drawn_by.characters)} characters that differ enough")
+        raise InputError(f"classes={classes}: the faces have {len(drawn_by.characters)} characters that differ enough")
     rng = np.random.default_rng(seed)
     characters = rng.permutation(drawn_by.characters)[:classes]
     training_faces = [i for i, name in enumerate(FACES) if name not in HELD_OUT]

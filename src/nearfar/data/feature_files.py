@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data.writing import naming
+from nearfar.errors import InputError
 
 ID_TYPE = np.dtype("S16")
 COMMIT_BYTES = 4_000_000  # rows written between two waits for the disk
@@ -50,7 +51,7 @@ class Writer:
             data = np.ascontiguousarray(rows, self._dtype)
         if not np.isfinite(data).all():
             largest = np.abs(rows).max()
-            raise ValueError(
+            raise InputError(
                 f"a feature of {largest:g} is too large for {self._dtype.name}: choose float32, or mend the network"
             )
         with naming(self._folder / f"{self._name}.rows"):
@@ -97,7 +98,7 @@ def _agree(folder: Path, key: str, dimension: int, dtype: np.dtype[Any]) -> None
             draft.unlink()
     there = _about(folder)
     if there != about:
-        raise ValueError(
+        raise InputError(
             f"{folder} holds features of {there['dimension']} dimensions under this key, not {dimension}: "
             "the key must change whenever the network does"
         )
@@ -110,7 +111,7 @@ def _about(folder: Path) -> dict[str, Any]:
         if not there["dimension"] > 0:
             raise ValueError("no dimension")
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'about.json'} is damaged: remove that folder, it is computed again") from error
+        raise InputError(f"{folder / 'about.json'} is damaged: remove that folder, it is computed again") from error
     return there
 
 

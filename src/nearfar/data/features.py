@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nearfar.data.feature_files import ID_TYPE, Index, Writer
 from nearfar.data.samplers import BatchSampler
+from nearfar.errors import InputError, StateError
 from nearfar.imaging.sources import ImageSequence, content, identity
 
 Encode = Callable[[Sequence[Any], int], Iterable[NDArray[Any]]]
@@ -69,11 +70,11 @@ class FeatureCache:
         identify: Literal["file", "content"] = "file",
     ):
         if not key:
-            raise ValueError("the key must say which network and transform the features are of")
+            raise InputError("the key must say which network and transform the features are of")
         if dtype not in ("float32", "float16"):
-            raise ValueError(f'dtype must be "float32" or "float16", not {dtype!r}')
+            raise InputError(f'dtype must be "float32" or "float16", not {dtype!r}')
         if identify not in ("file", "content"):
-            raise ValueError(f'identify must be "file" or "content", not {identify!r}')
+            raise InputError(f'identify must be "file" or "content", not {identify!r}')
         self.key, self.dtype, self.identify = key, np.dtype(dtype), identify
         self.folder = Path(folder) / hashlib.blake2b(f"{dtype}\n{key}".encode(), digest_size=16).hexdigest()
 
@@ -96,7 +97,7 @@ class FeatureCache:
             progress: called with (features there, features wanted).
         """
         if views < 1:
-            raise ValueError(f"views must be at least 1, not {views}")
+            raise InputError(f"views must be at least 1, not {views}")
         states = [_state(images[row]) for row in range(len(images))]
         wanted = self._ids(images, views)
         index = Index(self.folder, self.dtype)
@@ -116,15 +117,13 @@ class FeatureCache:
                     whole = ~np.isnan(rows).any(1)
                     for row in here[whole]:  # one that was changed meanwhile may have been read in either state
                         if _state(images[int(row)]) != states[row]:
-                            raise RuntimeError(
-                                f"{images[int(row)]} was changed while features were computed: run again"
-                            )
+                            raise StateError(f"{images[int(row)]} was changed while features were computed: run again")
                     writer.add(ids[here[whole]], rows[whole])
                     position += len(rows)
                     if progress is not None:
                         progress(done + position, wanted.size)
             if position != len(missing):
-                raise ValueError(f"encode gave {position} features for {len(missing)} images")
+                raise InputError(f"encode gave {position} features for {len(missing)} images")
         index = Index(self.folder, self.dtype)
         return Features(index.shards, np.stack([index.places(ids) for ids in wanted], 1), index.dimension)
 
@@ -159,9 +158,9 @@ def _state(image: Any) -> str:
 
 def _check(rows: NDArray[Any], expected: int) -> None:
     if rows.ndim != 2 or rows.dtype.kind != "f":
-        raise ValueError(f"encode must give features (n, D) of floating point, not {rows.dtype} {rows.shape}")
+        raise InputError(f"encode must give features (n, D) of floating point, not {rows.dtype} {rows.shape}")
     if len(rows) > expected:
-        raise ValueError(f"encode gave at least {len(rows) - expected} features more than there are images")
+        raise InputError(f"encode gave at least {len(rows) - expected} features more than there are images")
 
 
 class _Chosen(Sequence[Any]):
@@ -212,7 +211,7 @@ class Features:
         places = self._places[np.asarray(rows, np.int64), view]
         if (places < 0).any():
             lost = int(np.asarray(rows)[places < 0][0])
-            raise ValueError(f"image {lost} has no feature, as it could not be read: leave the rows in `missing` out")
+            raise InputError(f"image {lost} has no feature, as it could not be read: leave the rows in `missing` out")
         shard, row = places >> 40, places & ((1 << 40) - 1)
         if len(shard) and (shard == shard[0]).all():
             return np.asarray(self._shards[shard[0]][row], np.float32)
@@ -242,16 +241,16 @@ class Features:
             seed: another for every epoch.
         """
         if (batch_size is None) == (sampler is None):
-            raise ValueError("give either batch_size, or sampler")
+            raise InputError("give either batch_size, or sampler")
         marks = torch.arange(len(self)) if labels is None else torch.as_tensor(labels)
         if len(marks) != len(self):
-            raise ValueError(f"there are {len(marks)} labels for {len(self)} images")
+            raise InputError(f"there are {len(marks)} labels for {len(self)} images")
         there = np.ones(len(self), bool)
         there[self.missing] = False
         if sampler is None:
             assert batch_size is not None
             if batch_size < 1:
-                raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+                raise InputError(f"batch_size must be at least 1, not {batch_size}")
             order = np.random.default_rng(seed).permutation(np.flatnonzero(there))
             chosen: Iterable[Any] = (order[i : i + batch_size] for i in range(0, len(order), batch_size))
         else:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from nearfar.errors import MissingPackageError
+
 Shape = npt.NDArray[np.uint8]
 FACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
@@ -53,7 +55,7 @@ def _font_files() -> dict[str, str]:
     try:
         from matplotlib import get_data_path
     except ImportError as missing:
-        raise ImportError("glyphs are drawn with matplotlib's fonts: pip install 'nearfar[data]'") from missing
+        raise MissingPackageError("glyphs are drawn with matplotlib's fonts: pip install 'nearfar[data]'") from missing
     folder = Path(get_data_path(), "fonts", "ttf")
     return {name: str(folder / f"{name}.ttf") for name in FACES}
 

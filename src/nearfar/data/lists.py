@@ -1,11 +1,18 @@
 """Reading the text files of data sets: lines, and paths that stay where they belong."""
 
+import json
 import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.errors import NearfarError
 
 
-class LayoutError(ValueError):
+class LayoutError(NearfarError, ValueError):
     """A data set that is not what its layout says."""
 
 
@@ -38,6 +45,33 @@ def fields(path: Path, count: int, separator: str | None = None) -> Iterator[lis
         if len(parts) < count:
             raise LayoutError(f"line {number} of {path} has {len(parts)} fields, not {count}: {line[:80]!r}")
         yield parts
+
+
+def whole_number(word: str, path: Path) -> int:
+    """A number that a list gives."""
+    try:
+        return int(word)
+    except ValueError:
+        raise LayoutError(f"{path} has {word[:80]!r} where a whole number should be") from None
+
+
+def table_of_numbers(path: Path) -> npt.NDArray[np.int64]:
+    """(lines, fields) of whole numbers."""
+    try:
+        return np.loadtxt(path, np.int64, ndmin=2)
+    except ValueError as error:
+        raise LayoutError(f"{path} is no table of whole numbers: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of names and values holds."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise LayoutError(f"{path} is damaged or no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise LayoutError(f"{path} must hold names and values, not {str(found)[:80]!r}")
+    return found
 
 
 def first_existing(root: Path, names: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from nearfar.data.samplers import BatchSampler, PlainSampler
 from nearfar.data.tables import Table
 from nearfar.data.transforms import TrainTransform
+from nearfar.errors import InputError, NearfarError
 from nearfar.imaging import BrokenImageError, EvalTransform, Source, TooManyBrokenImagesError
 from nearfar.imaging.foreign import transformed
 from nearfar.imaging.sources import describe
@@ -40,7 +41,7 @@ class Faults:
 
     def __init__(self, table: Table, most: float = 0.25):
         if not 0 <= most <= 1:
-            raise ValueError(f"the fraction of broken images allowed must be from 0 to 1, not {most}")
+            raise InputError(f"the fraction of broken images allowed must be from 0 to 1, not {most}")
         self._table, self.most = table, most
         self.reasons: dict[int, str] = {}
 
@@ -86,19 +87,23 @@ class _Keys(Sampler[list[_Key]]):
             yield [_Key(row, (*draw, *sampler.drawn_for(place))) for place, row in enumerate(rows)]
 
 
-class _Images(Dataset[tuple[int, Tensor | str]]):
-    """Transformed images; for a broken one, the reason."""
+class _Images(Dataset[tuple[int, Tensor | str | NearfarError]]):
+    """Transformed images; for a broken one, the reason. What else a user is to be told of is given, too: raised in a
+    worker, torch would put it in the middle of a traceback.
+    """
 
     def __init__(self, table: Table, transform: AnyTransform, seed: int):
         if table.images is None:
-            raise ValueError(f"{table.name} has no images, only features: use table.features")
+            raise InputError(f"{table.name} has no images, only features: use table.features")
         self.images, self.transform, self.seed = table.images, transform, seed
 
-    def __getitem__(self, key: _Key) -> tuple[int, Tensor | str]:
+    def __getitem__(self, key: _Key) -> tuple[int, Tensor | str | NearfarError]:
         try:
             return key.row, self._transformed(self.images[key.row], key.draw)
         except BrokenImageError as broken:
             return key.row, broken.reason
+        except NearfarError as error:
+            return key.row, error
 
     def _transformed(self, source: Source, draw: tuple[int, ...]) -> Tensor:
         """Of our own transforms, the bytes: the main process normalises a batch at a time."""
@@ -109,12 +114,12 @@ class _Images(Dataset[tuple[int, Tensor | str]]):
         return transformed(self.transform, source, (self.seed, *draw))
 
 
-_Message = tuple[Tensor | None, list[int], list[tuple[int, str]]]
+_Message = tuple[Tensor | None, list[int], list[tuple[int, str | NearfarError]]]
 
 
-def _collate(items: list[tuple[int, Tensor | str]]) -> _Message:
+def _collate(items: list[tuple[int, Tensor | str | NearfarError]]) -> _Message:
     good = [(row, image) for row, image in items if isinstance(image, Tensor)]
-    bad = [(row, reason) for row, reason in items if isinstance(reason, str)]
+    bad = [(row, reason) for row, reason in items if not isinstance(reason, Tensor)]
     # In a worker, default_collate stacks them right into the memory that the main process sees.
     return default_collate([image for _, image in good]) if good else None, [row for row, _ in good], bad
 
@@ -191,6 +196,8 @@ class Loader:
         self.sampler.seek(epoch, start)
         for number, (images, rows, broken) in enumerate(self._batches, start + 1):
             for row, reason in broken:
+                if isinstance(reason, NearfarError):
+                    raise reason
                 self.faults.add(row, reason)
             self._progress = epoch, number
             if images is not None:

@@ -11,6 +11,7 @@ from nearfar.data.layouts import LAYOUTS, Layout
 from nearfar.data.lists import LayoutError
 from nearfar.data.official import differences
 from nearfar.data.tables import Table
+from nearfar.errors import InputError, MissingFileError
 
 EMBEDDED = "glyphs"
 
@@ -37,7 +38,7 @@ def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Tab
     if str(path) == EMBEDDED and not root.exists():
         return glyphs()
     if not root.exists():
-        raise FileNotFoundError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r}, the embedded one")
+        raise MissingFileError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r}, the embedded one")
     root = root.absolute()
     chosen = _recognised(root) if layout is None else _named(layout, root)
     table = chosen[0].read(chosen[1])
@@ -74,7 +75,7 @@ def _named(name: str, root: Path) -> tuple[Layout, Path]:
                 raise LayoutError(f"{root} does not have the files of the layout {name}")
             return layout, root
     near = get_close_matches(name, [layout.name for layout in LAYOUTS], 1)
-    raise ValueError(
+    raise InputError(
         f"there is no layout {name!r}{f', did you mean {near[0]!r}?' if near else ''}: "
         f"the layouts are {', '.join(layout.name for layout in LAYOUTS)}"
     )

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from nearfar.errors import InputError, InputTypeError
+
 Rows = npt.NDArray[np.int64]
 Labels = Sequence[int] | npt.NDArray[Any]
 
@@ -29,9 +31,9 @@ class BatchSampler(Sampler[list[int]], ABC):
 
     def __init__(self, batch_size: int, seed: int, rank: int, world_size: int):
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be positive")
+            raise InputError(f"batch_size={batch_size} must be positive")
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} must be from 0 to world_size - 1 = {world_size - 1}")
+            raise InputError(f"rank={rank} must be from 0 to world_size - 1 = {world_size - 1}")
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.epoch = 0
         self.position = 0  # batches of this epoch handed out
@@ -84,7 +86,7 @@ class BatchSampler(Sampler[list[int]], ABC):
         """Go on from there."""
         for name, own in (("seed", self.seed), ("length", len(self))):
             if state[name] != own:
-                raise ValueError(
+                raise InputError(
                     f"the state has {name} {state[name]}, this sampler {own}: "
                     "only a sampler of the same data and settings can go on from it"
                 )
@@ -116,7 +118,7 @@ class PlainSampler(BatchSampler):
         super().__init__(batch_size, seed, rank, world_size)
         self.rows, self.shuffle, self.drop_last = rows, shuffle, drop_last
         if not len(self):
-            raise ValueError(f"{rows} rows make no batch of {batch_size} on {world_size} ranks")
+            raise InputError(f"{rows} rows make no batch of {batch_size} on {world_size} ranks")
 
     def __len__(self) -> int:
         whole, tail = divmod(self.rows, self.batch_size * self.world_size)
@@ -146,12 +148,12 @@ class PKSampler(BatchSampler):
 
     def __init__(self, labels: Labels, p: int, k: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
         if min(p, k) < 1:
-            raise ValueError(f"p={p} and k={k} must be positive")
+            raise InputError(f"p={p} and k={k} must be positive")
         super().__init__(p * k, seed, rank, world_size)
         self.p, self.k = p, k
         self.rows_of = rows_by_class(labels)
         if len(self.rows_of) < p * world_size:
-            raise ValueError(
+            raise InputError(
                 f"{p} classes on each of {world_size} ranks need {p * world_size} classes, but there are "
                 f"{len(self.rows_of)}: lower p, and raise k to keep the batch size"
             )
@@ -253,19 +255,19 @@ class HierarchicalSampler(BatchSampler):
         world_size: int = 1,
     ):
         if min(s, p, k) < 1:
-            raise ValueError(f"s={s}, p={p} and k={k} must be positive")
+            raise InputError(f"s={s}, p={p} and k={k} must be positive")
         super().__init__(s * p * k, seed, rank, world_size)
         above = np.asarray(super_classes)
         if len(labels) != len(above):
-            raise ValueError(f"{len(above)} super-classes for {len(labels)} labels: there must be one each")
+            raise InputError(f"{len(above)} super-classes for {len(labels)} labels: there must be one each")
         self.s, self.p, self.k = s, p, k
         self.rows_of = rows_by_class(labels)
         for rows in self.rows_of:
             if len(np.unique(above[rows])) > 1:
-                raise ValueError(f"class {labels[rows[0]]} is in more than one super-class")
+                raise InputError(f"class {labels[rows[0]]} is in more than one super-class")
         self.classes_of = rows_by_class(np.unique(above, return_inverse=True)[1][[rows[0] for rows in self.rows_of]])
         if len(self.classes_of) < s * world_size:
-            raise ValueError(
+            raise InputError(
                 f"{s} super-classes on each of {world_size} ranks need {s * world_size}, but there are "
                 f"{len(self.classes_of)}: lower s"
             )
@@ -294,10 +296,10 @@ def rows_by_class(labels: Labels) -> list[Rows]:
     """The rows of each class that occurs, classes in the order of their ids; -1 is no class."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"labels must be integers (N,), not {array.dtype} {array.shape}")
+        raise InputTypeError(f"labels must be integers (N,), not {array.dtype} {array.shape}")
     rows = np.flatnonzero(array != -1)
     if not len(rows):
-        raise ValueError("no row has a label")
+        raise InputError("no row has a label")
     order = rows[np.argsort(array[rows], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(array[order])) + 1)
 

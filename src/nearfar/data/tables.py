@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.data.columns import Files, Images, Rows
+from nearfar.errors import InputError, InputTypeError
 
 Array = npt.NDArray[Any]
 SPLITS = ("train", "val", "test", "query", "gallery")
@@ -32,7 +33,7 @@ class Pairs:
 
     def __post_init__(self) -> None:
         if not len(self.first) == len(self.second) == len(self.same) == len(self.fold):
-            raise ValueError("first, second, same and fold must have one value per pair")
+            raise InputError("first, second, same and fold must have one value per pair")
 
     def __len__(self) -> int:
         return len(self.first)
@@ -53,6 +54,7 @@ class Table:
         names: the names of the values of columns that have them, such as super_class.
         pairs: verification lists by name.
         notes: what is unusual about this copy: counts that differ from the official ones, rows left out, ...
+        embedded: whether it is the embedded data set, for whose small grey characters other defaults are right.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Table:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     pairs: Mapping[str, Pairs] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    embedded: bool = False
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.labels), "split_ids": len(self.split_ids)}
@@ -71,11 +74,11 @@ class Table:
         if self.images is not None:
             lengths["images"] = len(self.images)
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"the columns of {self.name} differ in length: {lengths}")
+            raise InputError(f"the columns of {self.name} differ in length: {lengths}")
         if self.images is None and "features" not in self.columns:
-            raise ValueError(f"{self.name} has neither images nor features")
+            raise InputError(f"{self.name} has neither images nor features")
         if len(self.labels) and (self.labels.min() < UNLABELLED or self.labels.max() >= len(self.label_names)):
-            raise ValueError(f"labels of {self.name} must be -1 or index its {len(self.label_names)} label_names")
+            raise InputError(f"labels of {self.name} must be -1 or index its {len(self.label_names)} label_names")
         for name in ("columns", "names", "pairs"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
@@ -122,7 +125,7 @@ class Table:
         """The image files. Data sets that keep images elsewhere have `images` alone."""
         if not isinstance(self.images, Files):
             where = "has no images, only features" if self.images is None else "does not keep its images as files"
-            raise ValueError(f"{self.name} {where}: use table.{'features' if self.images is None else 'images'}")
+            raise InputError(f"{self.name} {where}: use table.{'features' if self.images is None else 'images'}")
         return [self.images[row] for row in range(len(self))]
 
     @property
@@ -159,9 +162,9 @@ class Table:
         """The rows of one split, or of several. Class ids stay as they are: those of query and gallery agree."""
         for name in names:
             if name not in SPLITS:
-                raise ValueError(f"there is no split {name!r}: the splits are {', '.join(SPLITS)}")
+                raise InputError(f"there is no split {name!r}: the splits are {', '.join(SPLITS)}")
             if name not in self.split_names:
-                raise ValueError(f"{self.name} has no {name} rows, only {' and '.join(self.split_names) or 'none'}")
+                raise InputError(f"{self.name} has no {name} rows, only {' and '.join(self.split_names) or 'none'}")
         return self.select(self._in(*names))
 
     def select(self, rows: slice | Array | Sequence[int]) -> "Table":
@@ -185,12 +188,12 @@ class Table:
         array = np.asarray(rows)
         if array.dtype == np.bool_:
             if array.shape != (len(self),):
-                raise ValueError(f"a mask of shape {array.shape} cannot select from {len(self)} rows")
+                raise InputError(f"a mask of shape {array.shape} cannot select from {len(self)} rows")
             return np.flatnonzero(array)
         if array.size == 0:
             return np.zeros(0, np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError(f"select rows by a boolean mask, integer indices or a slice, not {array.dtype}")
+            raise InputTypeError(f"select rows by a boolean mask, integer indices or a slice, not {array.dtype}")
         if array.min() < -len(self) or array.max() >= len(self):
             raise IndexError(f"rows {array.min()} to {array.max()} are not all in a table of {len(self)}")
         return array.astype(np.int64) % len(self)
@@ -227,7 +230,7 @@ class Table:
         train = self.split("train")
         classes = train.classes
         if not 2 <= k <= len(classes):
-            raise ValueError(f"k={k} folds of {len(classes)} training classes: k must be from 2 to {len(classes)}")
+            raise InputError(f"k={k} folds of {len(classes)} training classes: k must be from 2 to {len(classes)}")
         if seed is not None:
             classes = np.random.default_rng(seed).permutation(classes)
         for held_out in np.array_split(classes, k):
@@ -260,7 +263,7 @@ def split_column(splits: Sequence[str] | Array) -> npt.NDArray[np.int8]:
     names = found.tolist()
     for name in names:
         if name not in SPLITS:
-            raise ValueError(f"there is no split {name!r}: the splits are {', '.join(SPLITS)}")
+            raise InputError(f"there is no split {name!r}: the splits are {', '.join(SPLITS)}")
     ids = np.array([SPLITS.index(name) for name in names], np.int8)
     return ids[inverse] if len(ids) else np.zeros(0, np.int8)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.imaging.decoding import broken_if_it_fails
 from nearfar.imaging.evaluation import EvalTransform, from_plain, tuples_for_lists
 from nearfar.imaging.pixels import (
@@ -68,14 +69,14 @@ class TrainTransform:
         tuples_for_lists(self)
         check_output(self.size, self.mean, self.std, self.interpolation, self.channels)
         if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale={self.scale} must be two fractions of the area, the smaller first")
+            raise InputError(f"scale={self.scale} must be two fractions of the area, the smaller first")
         if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio={self.ratio} must be two positive numbers, the smaller first")
+            raise InputError(f"ratio={self.ratio} must be two positive numbers, the smaller first")
         for name in ("flip", "erase", "color"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be from 0 to 1")
+                raise InputError(f"{name}={getattr(self, name)} must be from 0 to 1")
         if self.pad < 0:
-            raise ValueError(f"pad={self.pad} must not be negative")
+            raise InputError(f"pad={self.pad} must not be negative")
 
     @classmethod
     def like(cls, evaluation: EvalTransform, **options: Any) -> "TrainTransform":
@@ -175,7 +176,7 @@ def transform_from_dict(values: Mapping[str, Any]) -> Transform:
         return EvalTransform.from_dict(values)
     if kind == "train":
         return from_plain(TrainTransform, "train", values)
-    raise ValueError(f"transform must be one of eval, train, not {kind!r}")
+    raise InputError(f"transform must be one of eval, train, not {kind!r}")
 
 
 def _jittered(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:

@@ -17,6 +17,9 @@ neighbours.py                    lists of the nearest
 clustering.py                    NMI, AMI
 verification.py, templates.py,   faces: pairs, templates, identification, thresholds
 identification.py, calibration.py
+class_calibration.py,            a threshold for classes never seen: what it promises, the pairs that it rests on, how
+class_pairs.py,                  far these can be trusted
+class_intervals.py
 diagnostics.py, spectrum.py      how an embedding lies in its space
 
 >>> import torch
@@ -28,6 +31,13 @@ diagnostics.py, spectrum.py      how an embedding lies in its space
 
 from nearfar.evaluation.bootstrap import Difference, compare
 from nearfar.evaluation.calibration import Threshold, calibrate
+from nearfar.evaluation.class_calibration import (
+    Calibration,
+    Measured,
+    NotCalibratedError,
+    calibrate_on_classes,
+    measured_at,
+)
 from nearfar.evaluation.clustering import clustering_metrics
 from nearfar.evaluation.diagnostics import Diagnosis, diagnose
 from nearfar.evaluation.distributed import distributed_retrieval_metrics
@@ -39,14 +49,18 @@ from nearfar.evaluation.templates import Templates, pool_templates
 from nearfar.evaluation.verification import Roc, fold_accuracies, pair_scores, roc_curve, verification_metrics
 
 __all__ = [
+    "Calibration",
     "Diagnosis",
     "Difference",
     "KReciprocal",
+    "Measured",
+    "NotCalibratedError",
     "Roc",
     "Templates",
     "Threshold",
     "augment_database",
     "calibrate",
+    "calibrate_on_classes",
     "clustering_metrics",
     "compare",
     "diagnose",
@@ -54,6 +68,7 @@ __all__ = [
     "expand_queries",
     "fold_accuracies",
     "identification_metrics",
+    "measured_at",
     "pack_bits",
     "pair_scores",
     "pool_templates",

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nearfar.errors import InputError, MissingPackageError
 from nearfar.evaluation.counting import count_at_least
 from nearfar.evaluation.hamming import Codes
 from nearfar.evaluation.inputs import Ints, Part
@@ -66,7 +67,7 @@ def _build(gallery: Vectors, listed: Ints, description: str) -> tuple[Any, NDArr
     try:
         import faiss
     except ImportError:
-        raise ImportError("index= needs faiss: pip install 'nearfar[evaluation]'") from None
+        raise MissingPackageError("index= needs faiss: pip install 'nearfar[evaluation]'") from None
     name, _, parameters = description.partition(";")
     try:
         if gallery.similarity == "hamming":
@@ -78,7 +79,7 @@ def _build(gallery: Vectors, listed: Ints, description: str) -> tuple[Any, NDArr
             space.set_index_parameters(index, parameters)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise ValueError(
+        raise InputError(
             f"index={description!r} is no FAISS index of {gallery.dimension} dimensions: {reason}"
         ) from None
     count = min(len(listed), TRAINING // (4 * gallery.dimension))

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nearfar.errors import InputError
 from nearfar.evaluation.metrics import Floats
 
 RESAMPLES = 2000
@@ -19,23 +21,39 @@ CONFIDENCE = 0.95
 def check(resamples: int, confidence: float) -> None:
     """A number of resamples and a probability."""
     if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, not {resamples}")
+        raise InputError(f"resamples must be at least 1, not {resamples}")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, such as 0.95, not {confidence}")
+        raise InputError(f"confidence must be between 0 and 1, such as 0.95, not {confidence}")
 
 
-def intervals(values: Floats, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, seed: int = 0) -> Floats:
+def intervals(
+    values: Floats,
+    *,
+    groups: NDArray[Any] | None = None,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Floats:
     """The percentile bootstrap interval of each column's mean: (Q, M) to (M, 2).
 
     Every resample draws Q of the Q queries with replacement, the same ones for all columns.
+
+    Args:
+        groups: (Q,) for instance the queries' classes: whole groups are drawn instead of queries.
     """
     check(resamples, confidence)
     generator = np.random.default_rng(seed)
+    sizes = np.ones(len(values))
+    if groups is not None:
+        found, group = np.unique(groups, return_inverse=True)
+        sums = np.zeros((len(found), values.shape[1]))
+        np.add.at(sums, group, values)
+        values, sizes = sums, np.bincount(group).astype(np.float64)
     count = len(values)
     means = np.empty((resamples, values.shape[1]))
     for mean in means:
         times_drawn = np.bincount(generator.integers(count, size=count), minlength=count)
-        mean[:] = times_drawn @ values / count
+        mean[:] = times_drawn @ values / (times_drawn @ sizes)
     tail = (1 - confidence) / 2
     return np.quantile(means, [tail, 1 - tail], axis=0).T
 
@@ -74,20 +92,20 @@ def compare(
     check(resamples, confidence)
     for name, result in (("first", first), ("second", second)):
         if "per_query" not in result:
-            raise ValueError(f"the {name} result has no per-query values: call retrieval_metrics with per_query=True")
+            raise InputError(f"the {name} result has no per-query values: call retrieval_metrics with per_query=True")
     a, b = first["per_query"], second["per_query"]
     shared = [name for name in a if name in b]
     if not shared:
-        raise ValueError(f"the two have no metric in common: {', '.join(a)} and {', '.join(b)}")
+        raise InputError(f"the two have no metric in common: {', '.join(a)} and {', '.join(b)}")
     if len(a[shared[0]]) != len(b[shared[0]]):
-        raise ValueError(
+        raise InputError(
             f"the first has {len(a[shared[0]])} queries and the second {len(b[shared[0]])}: "
             "compare two models on the same queries"
         )
     left, right = (np.stack([values[name] for name in shared], 1) for values in (a, b))
     used = ~np.isnan(left[:, 0])
     if not np.array_equal(used, ~np.isnan(right[:, 0])):
-        raise ValueError("the two excluded different queries: compare two models on the same queries and labels")
+        raise InputError("the two excluded different queries: compare two models on the same queries and labels")
     left, right = left[used], right[used]
     delta = right - left
     ci = intervals(delta, resamples=resamples, confidence=confidence, seed=seed)

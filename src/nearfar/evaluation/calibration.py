@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.errors import InputError
 from nearfar.evaluation import inputs
 from nearfar.evaluation.verification import ScoredPairs
 
@@ -59,7 +60,7 @@ def calibrate(
             prior·TAR / (prior·TAR + (1 - prior)·FAR). Without it, that of these pairs.
     """
     if (precision is None) == (far is None):
-        raise ValueError("give either precision= or far=")
+        raise InputError("give either precision= or far=")
     pairs = ScoredPairs.count(scores, same)
     if prior is None:
         prior = pairs.same / (pairs.same + pairs.different)
@@ -67,7 +68,7 @@ def calibrate(
     elif 0 < prior < 1:
         weight = (1 - prior) / prior * pairs.same / pairs.different
     else:
-        raise ValueError(f"prior is the share of same pairs, between 0 and 1, not {prior}")
+        raise InputError(f"prior is the share of same pairs, between 0 and 1, not {prior}")
     accepted = pairs.true_accepts + weight * pairs.false_accepts
     precisions = pairs.true_accepts / np.where(accepted > 0, accepted, 1)
     point = _at_far(pairs, far) if precision is None else _at_precision(precisions, precision)
@@ -89,16 +90,16 @@ def calibrate(
 def _at_far(pairs: ScoredPairs, far: float | None) -> int:
     assert far is not None
     if not 0 < far <= 1:
-        raise ValueError(f"far is a share above 0 and at most 1, not {far}: no number of pairs shows that it is 0")
+        raise InputError(f"far is a share above 0 and at most 1, not {far}: no number of pairs shows that it is 0")
     if far < 1 / pairs.different:
-        raise ValueError(
+        raise InputError(
             f"a FAR of {far:g} cannot be measured with {pairs.different} different pairs: "
             f"give at least {math.ceil(1 / far):,}, or a FAR of at least {1 / pairs.different:.3g}"
         )
     point = pairs.within_far(far)
     if not pairs.true_accepts[point]:
         first = int(np.argmax(pairs.true_accepts > 0))
-        raise ValueError(
+        raise InputError(
             f"no threshold with a FAR of at most {far:g} accepts a same pair: the first that does has a FAR of "
             f"{pairs.false_accepts[first] / pairs.different:.3g}"
         )
@@ -107,10 +108,10 @@ def _at_far(pairs: ScoredPairs, far: float | None) -> int:
 
 def _at_precision(precisions: npt.NDArray[np.float64], precision: float) -> int:
     if not 0 < precision <= 1:
-        raise ValueError(f"precision is a share above 0 and at most 1, not {precision}")
+        raise InputError(f"precision is a share above 0 and at most 1, not {precision}")
     reached = np.flatnonzero(precisions >= precision)
     if not len(reached):
-        raise ValueError(
+        raise InputError(
             f"no threshold has a precision of {precision:g} on these pairs: the best has {precisions.max():.4g}"
         )
     return int(reached[-1])  # the lowest threshold: TAR only grows on the way there

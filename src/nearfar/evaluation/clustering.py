@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import InputError, MissingPackageError
 from nearfar.evaluation.inputs import Ints, Rows, encode
 from nearfar.evaluation.inputs import labels as checked_labels
 from nearfar.evaluation.metrics import CLUSTERING
@@ -34,16 +35,16 @@ def clustering_metrics(
         import faiss
         from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"nmi and ami need faiss and scikit-learn ({error.name} is missing): pip install 'nearfar[evaluation]'"
         ) from None
     for name in metrics:
         if name not in CLUSTERING:
-            raise ValueError(f"there is no clustering metric {name!r}: there are {' and '.join(CLUSTERING)}")
+            raise InputError(f"there is no clustering metric {name!r}: there are {' and '.join(CLUSTERING)}")
     rows = Rows(embeddings, "embeddings", "cpu")
     classes, _ = encode(checked_labels(labels, len(rows), "labels"), None, "labels")
     if len(rows) == 0:
-        raise ValueError("there are no embeddings to cluster")
+        raise InputError("there are no embeddings to cluster")
     vectors = (rows.normalized if normalize else rows.float32)(slice(None)).contiguous().numpy()
     clusters = _k_means(faiss, vectors, int(classes.max()) + 1, seed)
     scores = {"nmi": normalized_mutual_info_score, "ami": adjusted_mutual_info_score}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.evaluation import inputs
 from nearfar.evaluation.neighbours import products
 from nearfar.evaluation.progress import Progress
@@ -130,9 +131,9 @@ def diagnose(
     rows = inputs.Rows(embeddings, "embeddings", device)
     n = len(rows)
     if n < 2:
-        raise ValueError(f"{n} embeddings have no pairs: give at least two")
+        raise InputError(f"{n} embeddings have no pairs: give at least two")
     if bins < 1 or k < 1 or (anchors is not None and anchors < 1):
-        raise ValueError(f"bins, k and anchors must be at least 1, not {bins}, {k} and {anchors}")
+        raise InputError(f"bins, k and anchors must be at least 1, not {bins}, {k} and {anchors}")
     codes, _ = inputs.encode(inputs.labels(labels, n, "labels"), None, "labels")
     order = np.argsort(codes, kind="stable")  # so that the positives of some rows stand together
     x, codes = rows.normalized(order), codes[order]

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 
+from nearfar.errors import InputError, StateError
 from nearfar.evaluation import bootstrap, inputs
 from nearfar.evaluation import metrics as definitions
 from nearfar.evaluation.bootstrap import CONFIDENCE, RESAMPLES
@@ -71,19 +72,19 @@ def distributed_retrieval_metrics(
     """
     wanted = definitions.names(metrics, ks)
     if clusters := [name for name in wanted if name in CLUSTERING]:
-        raise ValueError(f"{' and '.join(clusters)} cluster on one machine: use clustering_metrics")
+        raise InputError(f"{' and '.join(clusters)} cluster on one machine: use clustering_metrics")
     if holds not in ("all", "part"):
-        raise ValueError(f'holds must be "all" or "part", not {holds!r}')
+        raise InputError(f'holds must be "all" or "part", not {holds!r}')
     if similarity not in ("cosine", "dot", "l2"):
-        raise ValueError(
+        raise InputError(
             f'similarity must be "cosine", "dot" or "l2" where processes search together, not {similarity!r}'
         )
     if ties not in ("pessimistic", "optimistic"):
-        raise ValueError(f'ties must be "pessimistic" or "optimistic", not {ties!r}')
+        raise InputError(f'ties must be "pessimistic" or "optimistic", not {ties!r}')
     if ci:
         bootstrap.check(resamples, confidence)
     if (gallery is None) != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels go together")
+        raise InputError("gallery and gallery_labels go together")
     ranks = _Ranks(group)
     rows = Rows(embeddings, "embeddings")
     searched = rows if gallery is None else Rows(gallery, "gallery", rows.device)
@@ -139,7 +140,7 @@ def _over_own_gallery(
 ) -> Iterator[tuple[Ints, Ranks]]:
     counts = ranks.counts(len(searched))
     if not counts.all():
-        raise ValueError(f"process {int(counts.argmin())} has nothing to search in: every process needs a part")
+        raise InputError(f"process {int(counts.argmin())} has nothing to search in: every process needs a part")
     last = int(counts[: ranks.own + 1].sum())
     columns = slice(last - len(searched), last)
     right = Vectors(searched, similarity, gallery=True)
@@ -159,7 +160,7 @@ class _Ranks(Across):
 
     def __init__(self, group: distributed.ProcessGroup | None):
         if not distributed.is_initialized():
-            raise RuntimeError(
+            raise StateError(
                 "there are no other processes: call torch.distributed.init_process_group first, or use "
                 "retrieval_metrics"
             )
@@ -186,7 +187,7 @@ class _Ranks(Across):
         distributed.all_gather_object(found, None if values is None else inputs.to_numpy(values), group=self.group)
         if any(part is None for part in found):
             if not all(part is None for part in found):
-                raise ValueError("some processes gave labels, cameras or ids that others did not")
+                raise InputError("some processes gave labels, cameras or ids that others did not")
             return None
         kinds = {part.dtype.kind for part in found}
         if len(kinds) > 1:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.evaluation.inputs import Part, Rows
 
 
@@ -19,14 +20,14 @@ class Codes:
 
     def __init__(self, source: Any, name: str, device: torch.device | str | None = None):
         if not isinstance(source, Tensor | np.ndarray):
-            raise TypeError(f"{name} must be a torch.Tensor or a numpy array, not {type(source).__name__}")
+            raise InputTypeError(f"{name} must be a torch.Tensor or a numpy array, not {type(source).__name__}")
         if source.dtype not in (torch.uint8, np.uint8):
-            raise TypeError(
+            raise InputTypeError(
                 f'{name} are {source.dtype}, but similarity="hamming" takes packed codes, uint8: pack_bits({name}) '
                 "makes them of real numbers"
             )
         if source.ndim != 2 or source.shape[1] == 0:
-            raise ValueError(f"{name} must be (N, bytes), not {tuple(source.shape)}")
+            raise InputError(f"{name} must be (N, bytes), not {tuple(source.shape)}")
         self.source: Tensor | NDArray[Any] = source
         self.name = name
         self.device = torch.device(device or (source.device if isinstance(source, Tensor) else "cpu"))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.evaluation import inputs
 from nearfar.evaluation.neighbours import products
 from nearfar.evaluation.progress import Progress
@@ -70,15 +71,15 @@ def identification_metrics(
     """
     _check_options(protocol, distractors, ranks, fpirs, fnir_rank, fars)
     if (gallery is None) != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels go together")
+        raise InputError("gallery and gallery_labels go together")
     searched = inputs.Rows(probes, "probes", device)
     known = searched if gallery is None else inputs.Rows(gallery, "gallery", searched.device)
     strangers = None if distractors is None else inputs.Rows(distractors, "distractors", searched.device)
     for rows in (known, strangers):
         if rows is not None and rows.dimension != searched.dimension:
-            raise ValueError(f"{rows.name} have {rows.dimension} dimensions, but the probes {searched.dimension}")
+            raise InputError(f"{rows.name} have {rows.dimension} dimensions, but the probes {searched.dimension}")
     if strangers is not None and not len(strangers):
-        raise ValueError("distractors= are empty: leave them out, or give some")
+        raise InputError("distractors= are empty: leave them out, or give some")
     labels, known_labels = inputs.encode(
         inputs.labels(probe_labels, len(searched), "probe_labels"),
         None if gallery is None else inputs.labels(gallery_labels, len(known), "gallery_labels"),
@@ -87,13 +88,13 @@ def identification_metrics(
     alike = np.bincount(known_labels, minlength=int(labels.max(initial=-1)) + 1)[labels]
     mates = alike - (gallery is None)  # but itself
     if not (mates > 0).any():
-        raise ValueError("no probe has a mate in the gallery: do probe_labels and gallery_labels name people alike?")
+        raise InputError("no probe has a mate in the gallery: do probe_labels and gallery_labels name people alike?")
     if fpirs and (mates > 0).all():
-        raise ValueError(
+        raise InputError(
             "an open-set test needs probes without a mate, and all have one: leave out fpirs=, or add such"
         )
     if strangers is None and (alike == len(known))[mates > 0].all():
-        raise ValueError("there is nobody to be mistaken for: the whole gallery has one label, and no distractors")
+        raise InputError("there is nobody to be mistaken for: the whole gallery has one label, and no distractors")
 
     others_count = protocol == "gallery"
     distractor_count = 0 if strangers is None else len(strangers)
@@ -151,14 +152,14 @@ def _check_options(
     fars: Sequence[float],
 ) -> None:
     if protocol not in ("gallery", "megaface"):
-        raise ValueError(f'protocol must be "gallery" or "megaface", not {protocol!r}')
+        raise InputError(f'protocol must be "gallery" or "megaface", not {protocol!r}')
     if protocol == "megaface" and distractors is None:
-        raise ValueError('protocol="megaface" hides each mate among distractors: give distractors=')
+        raise InputError('protocol="megaface" hides each mate among distractors: give distractors=')
     if not ranks:
-        raise ValueError("ranks= must name a rank, such as (1, 5)")
+        raise InputError("ranks= must name a rank, such as (1, 5)")
     for rank in (*ranks, fnir_rank or 1):
         if not isinstance(rank, Integral) or rank < 1:
-            raise ValueError(f"ranks are whole numbers that begin with 1, not {rank!r}")
+            raise InputError(f"ranks are whole numbers that begin with 1, not {rank!r}")
     for name, rates in (("an FPIR", fpirs), ("a FAR", fars)):
         for rate in rates:
             check_rate(rate, name)
@@ -174,7 +175,7 @@ class _Strangers:
 
     def __init__(self, probes: int, depth: int, allowed: int, device: torch.device):
         if allowed >= SCORES_KEPT:
-            raise ValueError(
+            raise InputError(
                 f"the largest of fars= would keep {allowed:,} scores of strangers, and {SCORES_KEPT:,} are the most: "
                 "ask for smaller rates, or give fewer distractors"
             )

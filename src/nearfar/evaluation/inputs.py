@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearfar.errors import InputError, InputTypeError
+
 Ints = NDArray[np.int64]
 Part = slice | NDArray[np.integer[Any]]  # of the rows
 NAMED = 10  # bad rows that an error lists
@@ -26,17 +28,19 @@ class Rows:
 
     def __init__(self, source: Any, name: str, device: torch.device | str | None = None):
         if not isinstance(source, Tensor | np.ndarray):
-            raise TypeError(f"{name} must be a torch.Tensor or a numpy array, not {type(source).__name__}")
+            raise InputTypeError(f"{name} must be a torch.Tensor or a numpy array, not {type(source).__name__}")
         if source.ndim != 2:
-            raise ValueError(f"{name} must be (N, dimension), not {tuple(source.shape)}: flatten or pool them first")
+            raise InputError(f"{name} must be (N, dimension), not {tuple(source.shape)}: flatten or pool them first")
         if isinstance(source, Tensor) and source.layout != torch.strided:
-            raise TypeError(f"{name} are a {str(source.layout).removeprefix('torch.')} tensor: call to_dense() first")
+            raise InputTypeError(
+                f"{name} are a {str(source.layout).removeprefix('torch.')} tensor: call to_dense() first"
+            )
         if isinstance(source, np.ma.MaskedArray):
-            raise TypeError(f"{name} are a masked array, whose mask means nothing here: leave the masked rows out")
+            raise InputTypeError(f"{name} are a masked array, whose mask means nothing here: leave the masked rows out")
         if not (source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"):
-            raise TypeError(f"{name} must be floating point, not {source.dtype}")
+            raise InputTypeError(f"{name} must be floating point, not {source.dtype}")
         if source.shape[1] == 0:
-            raise ValueError(f"{name} have no dimensions: {tuple(source.shape)}")
+            raise InputError(f"{name} have no dimensions: {tuple(source.shape)}")
         self.source: Tensor | NDArray[Any] = source.detach() if isinstance(source, Tensor) else source
         self.name = name
         self.device = torch.device(device or (source.device if isinstance(source, Tensor) else "cpu"))
@@ -75,7 +79,7 @@ class Rows:
     def _check_zeros(self, part: Part, zero: Tensor) -> None:
         small = int((self.read(part, torch.float64)[zero] != 0).any(1).sum())
         if small:
-            raise ValueError(
+            raise InputError(
                 f"{small} or more of {len(self)} {self.name} hold numbers so small that float32 has zero for them: "
                 "multiply them by a constant"
             )
@@ -94,7 +98,7 @@ class Rows:
             rows = self.read(slice(start, start + step), torch.float32)
             bad += (start + (~torch.isfinite(rows)).any(1).nonzero().flatten()).tolist()
         listed = ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else "")
-        raise ValueError(
+        raise InputError(
             f"{len(bad)} of {len(self)} {self.name} hold NaN or infinity (or numbers beyond float32): "
             f"row{'s' * (len(bad) != 1)} {listed}. Leave them out, or look at the model that made them"
         )
@@ -124,18 +128,18 @@ def labels(values: Any, count: int | None, name: str) -> NDArray[Any]:
     if isinstance(values, list | tuple) and array.ndim == 1:
         array = _as_they_are(values, array)
     if array.ndim != 1:
-        raise ValueError(f"{name} must be one each (N,), not {array.shape}")
+        raise InputError(f"{name} must be one each (N,), not {array.shape}")
     if array.dtype.kind in "fc" and len(array):
-        raise TypeError(
+        raise InputTypeError(
             f"{name} are {array.dtype}, which does not hold every whole number: give integers or strings, "
             f"such as {name}.astype('int64') or {name}.long()"
         )
     if count is not None and len(array) != count:
-        raise ValueError(f"{len(array)} {name} for {count} {_owner(name)}: there must be one each")
+        raise InputError(f"{len(array)} {name} for {count} {_owner(name)}: there must be one each")
     if array.dtype.kind in "OmM":
         missing = [i for i, value in enumerate(array) if value is None or value != value]
         if missing:
-            raise ValueError(
+            raise InputError(
                 f"{len(missing)} of {len(array)} {name} are missing (None, NaN or NaT; first: {missing[0]}): "
                 "leave these items out, or name them"
             )
@@ -159,12 +163,12 @@ def indices(values: Any, name: str, columns: tuple[int, ...]) -> Ints:
     """(n, len(columns)) row numbers, those of each column below its bound."""
     array = to_numpy(values)
     if array.ndim != 2 or array.shape[1] != len(columns):
-        raise ValueError(f"{name} must be (n, {len(columns)}) row numbers, not {array.shape}")
+        raise InputError(f"{name} must be (n, {len(columns)}) row numbers, not {array.shape}")
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, not {array.dtype}")
+        raise InputTypeError(f"{name} must be integers, not {array.dtype}")
     for column, bound in zip(array.T, columns, strict=True):
         if len(column) and not (column.min() >= 0 and column.max() < bound):
-            raise ValueError(f"{name} run from {column.min()} to {column.max()}, but there are {bound} rows")
+            raise InputError(f"{name} run from {column.min()} to {column.max()}, but there are {bound} rows")
     return array.astype(np.int64)
 
 
@@ -176,13 +180,15 @@ def encode(left: NDArray[Any], right: NDArray[Any] | None, name: str) -> tuple[I
     both = [left] if right is None else [left, right]
     kinds = {"number" if array.dtype.kind in "iub" else array.dtype.kind for array in both}
     if len(kinds) > 1 and "O" not in kinds:
-        raise TypeError(f"{name} are {left.dtype} and gallery_{name} {both[1].dtype}: they can never be equal")
+        raise InputTypeError(f"{name} are {left.dtype} and gallery_{name} {both[1].dtype}: they can never be equal")
     if "O" in kinds or np.result_type(*both).kind == "f":  # int64 beside uint64 would be rounded
         known: dict[Any, int] = {}
         try:
             found = [known.setdefault(value, len(known)) for array in both for value in array.tolist()]
         except TypeError as error:
-            raise TypeError(f"{name} are compared, and some cannot be ({error}): give integers or strings") from None
+            raise InputTypeError(
+                f"{name} are compared, and some cannot be ({error}): give integers or strings"
+            ) from None
         codes = np.array(found, np.int64)
     else:
         codes = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int64)

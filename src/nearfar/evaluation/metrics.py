@@ -27,6 +27,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import InputError, InputTypeError
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -141,11 +143,11 @@ _WHOLE: dict[str, Callable[[Ranks], Floats]] = {
 def names(metrics: str | Iterable[str] | None, ks: Sequence[int]) -> list[str]:
     """What was asked for, spelt out: "recall" is recall at each of `ks`; None is everything but nmi and ami."""
     if not isinstance(ks, Iterable):
-        raise TypeError(f"ks must be several whole numbers, such as ({ks!r},), not {ks!r}")
+        raise InputTypeError(f"ks must be several whole numbers, such as ({ks!r},), not {ks!r}")
     ks = tuple(ks)
     for k in ks:
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-            raise ValueError(f"ks must be whole numbers from 1 up, not {k!r}")
+            raise InputError(f"ks must be whole numbers from 1 up, not {k!r}")
     if metrics is None:
         metrics = (*AT_K, *WHOLE)
     elif isinstance(metrics, str):
@@ -154,14 +156,14 @@ def names(metrics: str | Iterable[str] | None, ks: Sequence[int]) -> list[str]:
     for name in metrics:
         if name in AT_K:
             if not ks:
-                raise ValueError(f'"{name}" needs ks, such as ks=(1, 10), or a name such as "{name}@1"')
+                raise InputError(f'"{name}" needs ks, such as ks=(1, 10), or a name such as "{name}@1"')
             found |= dict.fromkeys(f"{name}@{int(k)}" for k in ks)
         elif name in WHOLE or name in CLUSTERING or re.fullmatch(rf"({'|'.join(AT_K)})@[1-9]\d*", name):
             found[name] = None
         else:
             known = [*(f"{n}@{k}" for n in AT_K for k in ks), *AT_K, *WHOLE, *CLUSTERING]
             near = difflib.get_close_matches(str(name), known, 1)
-            raise ValueError(
+            raise InputError(
                 f"there is no metric {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + " Metrics are "
                 f"{', '.join(AT_K)} (with ks, or as recall@1), {', '.join((*WHOLE, *CLUSTERING))}"
             )

@@ -3,6 +3,8 @@
 from types import TracebackType
 from typing import Any
 
+from nearfar.errors import MissingPackageError
+
 DELAY = 2.0  # seconds before it appears
 
 
@@ -24,7 +26,7 @@ class Progress:
             from tqdm import tqdm
         except ImportError:
             if show:
-                raise ImportError("progress=True needs tqdm: pip install 'nearfar[evaluation]'") from None
+                raise MissingPackageError("progress=True needs tqdm: pip install 'nearfar[evaluation]'") from None
             return
         delay, disable = (0.0, False) if show else (DELAY, None)
         self._bar = tqdm(total=total, desc=what, delay=delay, disable=disable, unit_scale=True, leave=False)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.evaluation.inputs import Ints, encode
 from nearfar.evaluation.inputs import labels as checked
 
@@ -88,9 +89,9 @@ class Protocol:
         self.labels, self.gallery_labels = encode(own, other, "labels")
         self.queries, self.gallery = len(self.labels), len(self.gallery_labels)
         if self.queries == 0:
-            raise ValueError("there are no queries: embeddings and labels are empty")
+            raise InputError("there are no queries: embeddings and labels are empty")
         if self.gallery == 0:
-            raise ValueError("the gallery is empty")
+            raise InputError("the gallery is empty")
         self.cameras = self._pair_of("cameras", cameras, gallery_cameras)
         self.ids = self._pair_of("ids", ids, gallery_ids)
         given = own if other is None else other
@@ -105,11 +106,11 @@ class Protocol:
         if left is None and right is None:
             return None
         if left is None:
-            raise ValueError(f"gallery_{name} go with {name}")
+            raise InputError(f"gallery_{name} go with {name}")
         if self.leave_one_out and right is not None:
-            raise ValueError(f"gallery_{name} go with a gallery")
+            raise InputError(f"gallery_{name} go with a gallery")
         if not self.leave_one_out and right is None:
-            raise ValueError(f"with a gallery, {name} need gallery_{name}")
+            raise InputError(f"with a gallery, {name} need gallery_{name}")
         first = checked(left, self.queries, name)
         second = None if right is None else checked(right, self.gallery, f"gallery_{name}")
         return encode(first, second, name)
@@ -117,7 +118,7 @@ class Protocol:
     def _check_classes(self) -> None:
         classes = np.unique(self.gallery_labels[~self._is_junk])
         if len(classes) == 1 and bool((self.labels == classes[0]).any()):
-            raise ValueError(
+            raise InputError(
                 "all gallery items share one label, so there is nothing to mistake them for: give several classes"
             )
 
@@ -180,5 +181,5 @@ def _ignored(junk: Any, labels: NDArray[Any], with_cameras: bool) -> set[Any]:
     found = {values} if isinstance(values, str | bytes) or not isinstance(values, Iterable) else set(values)
     of_words = labels.dtype.kind in "US"
     if labels.dtype.kind != "O" and any(isinstance(value, str | bytes) != of_words for value in found):
-        raise TypeError(f"junk={junk!r} can never be equal to labels that are {labels.dtype}")
+        raise InputTypeError(f"junk={junk!r} can never be equal to labels that are {labels.dtype}")
     return found

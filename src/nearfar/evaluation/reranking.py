@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nearfar.errors import InputError, MissingPackageError
 from nearfar.evaluation import inputs
 from nearfar.evaluation.neighbours import SIMILARITIES_AT_A_TIME, nearest, neighbours, pair_products, products
 from nearfar.evaluation.progress import Progress
@@ -61,9 +62,9 @@ class KReciprocal:
         device: torch.device | str | None = None,
     ):
         if k1 < 1 or k2 < 1:
-            raise ValueError(f"k1 and k2 must be at least 1, not {k1} and {k2}")
+            raise InputError(f"k1 and k2 must be at least 1, not {k1} and {k2}")
         if not 0 <= lambda_ <= 1:
-            raise ValueError(f"lambda_ must be between 0 and 1, not {lambda_}")
+            raise InputError(f"lambda_ must be between 0 and 1, not {lambda_}")
         self.lambda_ = lambda_
         if gallery is None:
             self._x, first = _unit_vectors(queries, "queries", device), 0
@@ -213,20 +214,20 @@ def _together(queries: Any, gallery: Any, device: torch.device | str | None) -> 
     q = _unit_vectors(queries, "queries", device)
     g = _unit_vectors(gallery, "gallery", q.device)
     if q.shape[1] != g.shape[1]:
-        raise ValueError(f"queries have {q.shape[1]} dimensions, but the gallery has {g.shape[1]}")
+        raise InputError(f"queries have {q.shape[1]} dimensions, but the gallery has {g.shape[1]}")
     return torch.cat([q, g]), len(q)
 
 
 def _unit_vectors(source: Any, name: str, device: torch.device | str | None) -> Tensor:
     x = inputs.unit_vectors(source, name, device)
     if not len(x):
-        raise ValueError(f"{name} {tuple(x.shape)} must not be empty")
+        raise InputError(f"{name} {tuple(x.shape)} must not be empty")
     return x
 
 
 def _check_expansion(k: int, alpha: float) -> None:
     if k < 1 or alpha < 0:
-        raise ValueError(f"k must be at least 1 and alpha not negative, not {k} and {alpha}")
+        raise InputError(f"k must be at least 1 and alpha not negative, not {k} and {alpha}")
 
 
 def _reciprocal(lists: npt.NDArray[np.int64]) -> Sparse:
@@ -250,5 +251,5 @@ def _scipy_sparse() -> Any:
     try:
         from scipy import sparse
     except ImportError as error:
-        raise ImportError("k-reciprocal re-ranking needs scipy: pip install nearfar[all]") from error
+        raise MissingPackageError("k-reciprocal re-ranking needs scipy: pip install nearfar[all]") from error
     return sparse

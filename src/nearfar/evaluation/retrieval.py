@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.evaluation import bootstrap, inputs
 from nearfar.evaluation import metrics as definitions
 from nearfar.evaluation.approximate import approximate_ranks
@@ -109,28 +110,28 @@ def retrieval_metrics(
     if ci:
         bootstrap.check(resamples, confidence)
     if tile < 1 or memory_budget < 0:
-        raise ValueError(f"tile={tile} must be at least 1 and memory_budget={memory_budget} not negative")
+        raise InputError(f"tile={tile} must be at least 1 and memory_budget={memory_budget} not negative")
     read = Codes if similarity == "hamming" else Rows
     rows = read(embeddings, "embeddings")
     labels = inputs.labels(labels, len(rows), "labels")
     if (gallery is None) != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels go together")
+        raise InputError("gallery and gallery_labels go together")
     searched = rows
     if gallery is not None:
         searched = read(gallery, "gallery", rows.device)
         if searched.dimension != rows.dimension:
-            raise ValueError(f"embeddings have {rows.dimension} dimensions, but the gallery has {searched.dimension}")
+            raise InputError(f"embeddings have {rows.dimension} dimensions, but the gallery has {searched.dimension}")
         gallery_labels = inputs.labels(gallery_labels, len(searched), "gallery_labels")
     clusters = [name for name in wanted if name in CLUSTERING]
     ranked = [name for name in wanted if name not in CLUSTERING]
     own, own_labels = embeddings, labels  # what is clustered
     if clusters and similarity == "hamming":
-        raise ValueError(f"{' and '.join(clusters)} cluster real vectors, not binary codes")
+        raise InputError(f"{' and '.join(clusters)} cluster real vectors, not binary codes")
     if multi_query is not None:
         if not isinstance(rows, Rows):
-            raise ValueError("multi_query pools real vectors, not binary codes")
+            raise InputError("multi_query pools real vectors, not binary codes")
         if cameras is None or gallery is None or ids is not None:
-            raise ValueError(
+            raise InputError(
                 "multi_query pools queries by label and camera: it goes with a gallery and cameras, not ids"
             )
         seen = inputs.labels(cameras, len(rows), "cameras")
@@ -199,7 +200,7 @@ def rank_metrics(
     """
     wanted = definitions.names(metrics, ks)
     if clusters := [name for name in wanted if name in CLUSTERING]:
-        raise ValueError(f"{' and '.join(clusters)} need embeddings, not similarities: use clustering_metrics")
+        raise InputError(f"{' and '.join(clusters)} need embeddings, not similarities: use clustering_metrics")
     _check_choice("ties", ties, ("pessimistic", "optimistic"))
     if ci:
         bootstrap.check(resamples, confidence)
@@ -213,7 +214,7 @@ def rank_metrics(
         junk=junk,
     )
     if not 0 <= tolerance < np.inf or (block is not None and block < 1):
-        raise ValueError(f"tolerance={tolerance} must not be negative, nor block={block} less than 1")
+        raise InputError(f"tolerance={tolerance} must not be negative, nor block={block} less than 1")
     block = block or max(1, SCORES_AT_A_TIME // protocol.gallery)
 
     def parts(bar: Progress) -> Iterator[tuple[Ints, Ranks]]:
@@ -221,15 +222,15 @@ def rank_metrics(
             queries = np.arange(start, min(start + block, protocol.queries))
             scores = rows(slice(start, start + len(queries)))
             if not isinstance(scores, Tensor):
-                raise TypeError(f"rows(…) must give a torch.Tensor, not {type(scores).__name__}")
+                raise InputTypeError(f"rows(…) must give a torch.Tensor, not {type(scores).__name__}")
             if scores.shape != (len(queries), protocol.gallery):
-                raise ValueError(
+                raise InputError(
                     f"rows({start}:{start + len(queries)}) gave {tuple(scores.shape)} similarities, "
                     f"not {(len(queries), protocol.gallery)}"
                 )
             if scores.is_floating_point() and not bool(torch.isfinite(scores).all()):
                 bad = start + (~torch.isfinite(scores)).any(1).nonzero()
-                raise ValueError(f"the similarities of {len(bad)} queries (first: {int(bad[0])}) are not finite")
+                raise InputError(f"the similarities of {len(bad)} queries (first: {int(bad[0])}) are not finite")
             yield queries, _ranks(scores, protocol, queries, ties, tolerance)
             bar(len(queries) * protocol.gallery)
 
@@ -275,7 +276,7 @@ def summary(
     """The means of the queries' values, and what was asked for besides."""
     used = ~np.isnan(values.pop("matches"))
     if not used.any():
-        raise ValueError(
+        raise InputError(
             f"none of the {len(used)} queries has a match: no item of the gallery has its label and counts for it. "
             "Are these the right labels?"
         )
@@ -292,4 +293,4 @@ def summary(
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")

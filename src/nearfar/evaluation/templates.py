@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.evaluation import inputs
 
 ROWS_AT_A_TIME = 2**14
@@ -47,12 +48,12 @@ def pool_templates(
     rows = inputs.Rows(embeddings, "embeddings")
     mirrored = None if flipped is None else inputs.Rows(flipped, "flipped")
     if mirrored is not None and (len(mirrored), mirrored.dimension) != (len(rows), rows.dimension):
-        raise ValueError(
+        raise InputError(
             f"flipped ({len(mirrored)}, {mirrored.dimension}) must have the shape of embeddings "
             f"({len(rows)}, {rows.dimension})"
         )
     if not len(rows):
-        raise ValueError("there are no embeddings to pool")
+        raise InputError("there are no embeddings to pool")
     ids, template = np.unique(inputs.labels(templates, len(rows), "templates"), return_inverse=True)
     names, medium = np.unique(inputs.labels(media, len(rows), "media"), return_inverse=True)
     _, group, size = np.unique(template.astype(np.int64) * len(names) + medium, return_inverse=True, return_counts=True)
@@ -81,10 +82,10 @@ def _quality(quality: Any, n: int) -> npt.NDArray[np.float64]:
         return np.ones(n)
     weights = inputs.to_numpy(quality).astype(np.float64)
     if weights.shape != (n,):
-        raise ValueError(f"quality {weights.shape} must be one weight for each of the {n} embeddings")
+        raise InputError(f"quality {weights.shape} must be one weight for each of the {n} embeddings")
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
-        raise ValueError(
+        raise InputError(
             f"{int(bad.sum())} of {n} weights of quality are negative, infinite or NaN (first: {int(bad.argmax())})"
         )
     return weights

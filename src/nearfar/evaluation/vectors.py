@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nearfar.errors import InputError
 from nearfar.evaluation.hamming import Codes
 from nearfar.evaluation.inputs import Part, Rows
 
@@ -70,7 +71,7 @@ class Vectors:
             return 1.0
         longest = max(float(Rows.norms(self.read(piece)).max()) for piece in self.pieces())
         if longest > LONGEST:
-            raise ValueError(
+            raise InputError(
                 f'{self.rows.name} have vectors so long that similarity="{self.similarity}" exceeds float32: '
                 "divide them by a constant"
             )

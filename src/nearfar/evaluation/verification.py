@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.evaluation import inputs
 
 Floats = npt.NDArray[np.float64]
@@ -161,7 +162,7 @@ def verification_metrics(
         result |= {"accuracy_mean": float(accuracies.mean()), "accuracy_std": float(accuracies.std())}
         result |= {f"accuracy_fold_{number}": float(value) for number, value in enumerate(accuracies, 1)}
     elif thresholds is not None:
-        raise ValueError("thresholds= are what folds choose among: give folds= too")
+        raise InputError("thresholds= are what folds choose among: give folds= too")
     return result | {"pairs": pairs.same + pairs.different, "same_pairs": pairs.same}
 
 
@@ -179,7 +180,7 @@ def fold_accuracies(
     for number in range(int(fold.max()) + 1):
         test = fold == number
         if kinds[test].all() or not kinds[test].any():
-            raise ValueError(
+            raise InputError(
                 f"fold {number + 1} has {int(kinds[test].sum())} same and {int((~kinds[test]).sum())} different pairs, "
                 "but needs both: order the pairs fold by fold as LFW's pairs.txt does, or give every pair's fold"
             )
@@ -203,7 +204,7 @@ def pair_scores(embeddings: Any, pairs: Any, other: Any = None) -> npt.NDArray[n
     left = inputs.Rows(embeddings, "embeddings")
     right = left if other is None else inputs.Rows(other, "other")
     if left.dimension != right.dimension:
-        raise ValueError(f"embeddings have {left.dimension} dimensions, but other has {right.dimension}")
+        raise InputError(f"embeddings have {left.dimension} dimensions, but other has {right.dimension}")
     index = inputs.indices(pairs, "pairs", columns=(len(left), len(right)))
     scores = np.empty(len(index), dtype=np.float32)
     step = max(1, PAIRS_AT_A_TIME // max(1, left.dimension))
@@ -217,25 +218,25 @@ def pair_scores(embeddings: Any, pairs: Any, other: Any = None) -> npt.NDArray[n
 def _checked(scores: Any, same: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     values, kinds = inputs.to_numpy(scores), inputs.to_numpy(same)
     if values.ndim != 1 or kinds.ndim != 1 or len(values) != len(kinds):
-        raise ValueError(
+        raise InputError(
             f"scores {values.shape} and same {kinds.shape} must be two lists of one length: "
             "the score of every pair, and whether it is of the same"
         )
     if values.dtype.kind not in "fiub":
-        raise TypeError(f"scores must be numbers, not {values.dtype}")
+        raise InputTypeError(f"scores must be numbers, not {values.dtype}")
     if values.dtype.kind != "f":
         whole, values = values, values.astype(np.float64)
         if (values.astype(whole.dtype) != whole).any():
-            raise ValueError(f"scores are {whole.dtype} beyond 2^53, which float64 does not hold: subtract a constant")
+            raise InputError(f"scores are {whole.dtype} beyond 2^53, which float64 does not hold: subtract a constant")
     if kinds.dtype != np.bool_:
         if not np.isin(kinds, (0, 1)).all():
-            raise ValueError(f"same must be booleans, or 0 and 1, not {kinds.dtype} with other values")
+            raise InputError(f"same must be booleans, or 0 and 1, not {kinds.dtype} with other values")
         kinds = kinds.astype(np.bool_)
     bad = ~np.isfinite(values)
     if bad.any():
-        raise ValueError(f"{int(bad.sum())} of {len(bad)} scores are NaN or infinite (first: {int(bad.argmax())})")
+        raise InputError(f"{int(bad.sum())} of {len(bad)} scores are NaN or infinite (first: {int(bad.argmax())})")
     if not kinds.any() or kinds.all():
-        raise ValueError(
+        raise InputError(
             f"there are {int(kinds.sum())} same and {int((~kinds).sum())} different pairs: both kinds are needed"
         )
     return values, kinds
@@ -244,7 +245,7 @@ def _checked(scores: Any, same: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.b
 def check_rate(rate: float, name: str) -> None:
     """A share."""
     if not 0 <= rate <= 1:
-        raise ValueError(f"{name} is a share between 0 and 1, not {rate}")
+        raise InputError(f"{name} is a share between 0 and 1, not {rate}")
 
 
 def _equal_error(far: Floats, tar: Floats) -> tuple[float, int]:
@@ -262,21 +263,21 @@ def _fold_of_each(folds: int | Any, n: int) -> Ints:
     if isinstance(folds, Integral):
         folds = int(folds)
         if not 2 <= folds <= n:
-            raise ValueError(f"{folds} folds of {n} pairs: there must be at least two, and a pair for each")
+            raise InputError(f"{folds} folds of {n} pairs: there must be at least two, and a pair for each")
         sizes = [n // folds + (number < n % folds) for number in range(folds)]
         return np.repeat(np.arange(folds), sizes)
     given = inputs.to_numpy(folds)
     if given.shape != (n,):
-        raise ValueError(f"folds {given.shape} must name the fold of each of the {n} pairs, or be their number")
+        raise InputError(f"folds {given.shape} must name the fold of each of the {n} pairs, or be their number")
     names, fold = np.unique(given, return_inverse=True)
     if len(names) < 2:
-        raise ValueError("all pairs are of one fold: a threshold is chosen on other folds, so there must be two")
+        raise InputError("all pairs are of one fold: a threshold is chosen on other folds, so there must be two")
     return fold.astype(np.int64)
 
 
 def _best_of_grid(values: npt.NDArray[Any], kinds: npt.NDArray[np.bool_], grid: Floats) -> float:
     if grid.ndim != 1 or not len(grid) or np.isnan(grid).any():
-        raise ValueError("thresholds must be a list of numbers")
+        raise InputError("thresholds must be a list of numbers")
     same, different = np.sort(values[kinds]), np.sort(values[~kinds])
     accepted = (len(same) - np.searchsorted(same, grid)) - (len(different) - np.searchsorted(different, grid))
     return float(grid[np.argmax(accepted)])

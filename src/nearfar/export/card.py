@@ -16,6 +16,7 @@ from nearfar.export.parity import Parity
 from nearfar.export.preparation import FILE_NAME, steps
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
+from nearfar.training.thresholds import said
 
 # What the hub knows by a name of its own; anything else is "other" there, with the name beside it.
 _NAMES = (
@@ -186,11 +187,8 @@ def _limits(model: Embedder, facts: Facts) -> str:
     ]
     threshold = model.calibration.get("threshold")
     if isinstance(threshold, Mapping) and "threshold" in threshold:
-        lines.append(
-            f"- Two images show the same from a cosine of {threshold['threshold']:.4f} on, by calibration on "
-            f"validation classes (precision {_percent(threshold.get('precision'))} there); other data may need "
-            "another threshold."
-        )
+        words = said(threshold)
+        lines.append(f"- {words[0].upper()}{words[1:]}. Other data may need another threshold.")
     return "## Limits\n\n" + "\n".join(lines)
 
 

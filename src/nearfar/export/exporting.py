@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nearfar.data import Table
+from nearfar.errors import InputError, NearfarError
 from nearfar.export.accuracy import Accuracy, accuracy, whole_classes
 from nearfar.export.card import Facts, card
 from nearfar.export.folder import appearing, check_free
@@ -34,6 +35,8 @@ class Exported:
     """Names and bytes."""
     parity: Parity
     accuracy: Accuracy | None
+    notes: tuple[str, ...]
+    """What has changed in the run's data, or was left out."""
 
 
 def export(
@@ -67,18 +70,18 @@ def export(
         progress: show a bar while measuring.
     """
     if to not in get_args(Format):
-        raise ValueError(f"the format must be one of {', '.join(get_args(Format))}, not {to!r}")
+        raise InputError(f"the format must be one of {', '.join(get_args(Format))}, not {to!r}")
     if quantise not in (None, *get_args(Quantise)):
-        raise ValueError(f'quantise must be "int8", not {quantise!r}')
+        raise InputError(f'quantise must be "int8", not {quantise!r}')
     if quantise is not None and to != "onnx":
-        raise ValueError(f"int8 goes with the format onnx, not with {to}")
+        raise InputError(f"int8 goes with the format onnx, not with {to}")
     if rows is not None and (rows < 1 or quantise is None):
-        raise ValueError("rows says on how many, at least 1, to measure what int8 costs: it goes with quantise")
+        raise InputError("rows says on how many, at least 1, to measure what int8 costs: it goes with quantise")
     run = run if isinstance(run, Run) else Run(run)
     target = Path(out) if out is not None else run.folder / f"export-{to}"
     check_free(target, replace)
     config, model = run.config, run.model()
-    table = _rows(run, data, needed=quantise is not None)
+    table, notes = _rows(run, data, needed=quantise is not None)
     if table is not None:
         inputs_of(model, table)  # which refuses what the model does not take
     described = description(model)
@@ -105,14 +108,14 @@ def export(
         name = run.folder.resolve().name
         facts = Facts(name, to, config, run.metrics, licence, found, cost, sizes)
         (folder / "README.md").write_text(card(model, facts), encoding="utf-8")
-    return Exported(target, sizes, found, cost)
+    return Exported(target, sizes, found, cost, notes)
 
 
-def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -> Table | None:
-    """The rows to compare and to measure on; None where there are none, and none are needed."""
+def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -> tuple[Table | None, tuple[str, ...]]:
+    """The rows to compare and to measure on, and what is to be said of them; None where none are there or needed."""
     try:
-        rows = rows_of(run.config, data)
-    except (OSError, ValueError) as error:
+        return rows_of(run, data)
+    except (OSError, NearfarError) as error:
         if data is not None:
             raise
         if needed:
@@ -120,8 +123,7 @@ def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -
                 f"what int8 costs is measured on the run's test rows, but these cannot be had: {error}. Give data with "
                 "--data, or leave --quantise out"
             ) from error
-        return None
-    return rows
+        return None, ()
 
 
 def _write(model: Embedder, to: Format, file: Path, described: str) -> Network:

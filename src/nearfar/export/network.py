@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError, NearfarError
 from nearfar.models import Embedder
 from nearfar.models.given import GivenFeatures
 
 OUTPUT = "embeddings"
 
 
-class ExportError(RuntimeError):
+class ExportError(NearfarError, RuntimeError):
     """The model was not exported, and nothing was left behind; the message says why."""
 
 
@@ -28,7 +29,7 @@ def plain_network(model: Embedder) -> Embedder:
     which a tracer cannot answer: here it is asked once and for all.
     """
     if model.settings.head_start != "random" and not model.head_is_fitted:
-        raise ValueError("the head of this model was never fitted to features: there is nothing to export yet")
+        raise InputError("the head of this model was never fitted to features: there is nothing to export yet")
     plain = copy.copy(model)
     plain.settings = replace(model.settings, head_start="random")
     return plain.eval()

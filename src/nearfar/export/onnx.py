@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import nearfar
+from nearfar.errors import MissingPackageError
 from nearfar.export.network import (
     OUTPUT,
     ExportError,
@@ -23,7 +24,9 @@ try:
     import onnxruntime  # type: ignore[import-untyped]
     from onnxscript import optimizer
 except ImportError as missing:
-    raise ImportError("writing ONNX needs onnx, onnxscript and onnxruntime: pip install 'nearfar[export]'") from missing
+    raise MissingPackageError(
+        "writing ONNX needs onnx, onnxscript and onnxruntime: pip install 'nearfar[export]'"
+    ) from missing
 
 OPSET = 18
 """Read by every onnxruntime since 1.14 (2023)."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from nearfar.errors import InputTypeError
 from nearfar.imaging.sources import BrokenImageError, ImageLike, describe, encoded
 
 # What a picture is kept as. Not every format Pillow knows: some of them run other programs (EPS) or fetch fonts.
@@ -64,7 +65,7 @@ def _opened(image: ImageLike) -> Image.Image:
     if isinstance(image, np.ndarray):
         return _from_array(image)
     if not (isinstance(image, (str, bytes)) or hasattr(image, "__fspath__") or hasattr(image, "read")):
-        raise TypeError(
+        raise InputTypeError(
             f"an image is a path, bytes, an open file, an array or a Pillow image, not {type(image).__name__}"
         )
     with broken_if_it_fails(image):
@@ -108,7 +109,7 @@ def _from_array(pixels: npt.NDArray[Any]) -> Image.Image:
             raise BrokenImageError(describe(pixels), "it has no pixels")
         return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
     except TypeError as error:
-        raise TypeError(
+        raise InputTypeError(
             f"an array of pixels must be uint8 (H, W), (H, W, 1) or (H, W, 3), not {pixels.dtype} {pixels.shape}"
         ) from error
 

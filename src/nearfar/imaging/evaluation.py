@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.imaging.pixels import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -55,7 +56,7 @@ class EvalTransform:
         tuples_for_lists(self)
         check_output(self.size, self.mean, self.std, self.interpolation, self.channels)
         if self.resize is not None and self.crop and self.resize < max(self.height_width):
-            raise ValueError(f"resize={self.resize} is smaller than size={self.size}: the crop would leave the image")
+            raise InputError(f"resize={self.resize} is smaller than size={self.size}: the crop would leave the image")
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -104,8 +105,8 @@ def from_plain(settings: type[Settings], kind: str, values: Mapping[str, Any]) -
     """A transform from the dict of its settings, which says its kind as "transform"."""
     options = dict(values)
     if (given := options.pop("transform", None)) != kind:
-        raise ValueError(f"transform must be {kind!r}, not {given!r}")
+        raise InputError(f"transform must be {kind!r}, not {given!r}")
     known = {field.name for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
     if unknown := set(options) - known:
-        raise ValueError(f"the {kind} transform has no {', '.join(sorted(unknown))}: it has {', '.join(sorted(known))}")
+        raise InputError(f"the {kind} transform has no {', '.join(sorted(unknown))}: it has {', '.join(sorted(known))}")
     return settings(**options)

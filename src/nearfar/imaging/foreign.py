@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from nearfar.errors import InputTypeError
 from nearfar.imaging.decoding import load_image
 from nearfar.imaging.sources import ImageLike
 
@@ -69,7 +70,7 @@ def _as_tensor(result: Any) -> Tensor:
         result = torch.from_numpy(result if result.ndim == 3 else result[..., None]).permute(2, 0, 1)
     if not isinstance(result, Tensor) or result.ndim != 3:
         shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
-        raise TypeError(
+        raise InputTypeError(
             f"the transform returned {type(result).__name__}{shape}: it must return a tensor (C, H, W), an array or "
             "an image"
         )

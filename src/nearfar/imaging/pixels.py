@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from nearfar.errors import InputError
 from nearfar.imaging.decoding import decode, open_image, upright_size
 from nearfar.imaging.sources import ImageLike
 
@@ -88,15 +89,15 @@ def check_output(
 ) -> None:
     """Refuse what no transform can give."""
     if not isinstance(size, int) and len(size) != 2:
-        raise ValueError(f"size={size} must be one number, or a height and a width")
+        raise InputError(f"size={size} must be one number, or a height and a width")
     if min(height_width(size)) < 1:
-        raise ValueError(f"size={size} must be positive")
+        raise InputError(f"size={size} must be positive")
     if interpolation not in get_args(Interpolation):
-        raise ValueError(f'interpolation must be "bilinear" or "bicubic", not {interpolation!r}')
+        raise InputError(f'interpolation must be "bilinear" or "bicubic", not {interpolation!r}')
     if channels not in get_args(Channels):
-        raise ValueError(f'channels must be "RGB", "BGR" or "L", not {channels!r}')
+        raise InputError(f'channels must be "RGB", "BGR" or "L", not {channels!r}')
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != len(channels):
-            raise ValueError(f"{name}={values} must have {len(channels)} values, one for each channel of {channels}")
+            raise InputError(f"{name}={values} must have {len(channels)} values, one for each channel of {channels}")
     if min(std) <= 0:
-        raise ValueError(f"std={std} must be positive")
+        raise InputError(f"std={std} must be positive")

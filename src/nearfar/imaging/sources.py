@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.errors import MissingPackageError, NearfarError
+
 try:
     from PIL import Image
 except ImportError as missing:
-    raise ImportError("nearfar reads images with Pillow: pip install 'nearfar[data]'") from missing
+    raise MissingPackageError("nearfar reads images with Pillow: pip install 'nearfar[data]'") from missing
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ ImageLike = Source | Readable | Image.Image
 """Whatever can be decoded: a source, an open file, or a Pillow image."""
 
 
-class BrokenImageError(ValueError):
+class BrokenImageError(NearfarError, ValueError):
     """An image that is missing, damaged, or larger than is safe to decode."""
 
     def __init__(self, source: str, reason: str):
@@ -62,7 +64,7 @@ class BrokenImageError(ValueError):
         return BrokenImageError, (self.source, self.reason)
 
 
-class TooManyBrokenImagesError(RuntimeError):
+class TooManyBrokenImagesError(NearfarError, RuntimeError):
     """More images are broken than the run may do without."""
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nearfar.errors import InputError
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Given, Loss, Reduction
 from nearfar.losses.maps import AngularSlack, Linear
@@ -80,7 +81,7 @@ class AngularLoss(Loss):
         super().__init__(**options)
         check_angle("alpha", alpha)
         if math.tan(alpha) <= 0:
-            raise ValueError(f"alpha must be between 0 and π/2, not {alpha}")
+            raise InputError(f"alpha must be between 0 and π/2, not {alpha}")
         self.alpha, self.npair_weight = alpha, npair_weight
 
     @property

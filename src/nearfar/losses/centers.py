@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError, StateError
 from nearfar.losses import inputs
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Given, Loss
@@ -126,7 +127,7 @@ class SubCenterArcFaceLoss(Loss):
         check_angle("threshold", threshold)
         assert self.weight is not None
         if local_part(self.weight) is not None:
-            raise RuntimeError("the sub-centres are sharded: look for outliers with a plain loss of their full_state")
+            raise StateError("the sub-centres are sharded: look for outliers with a plain loss of their full_state")
         centers = unit(self.weight).reshape(-1, self.vectors_per_class, self.weight.shape[1])
         cosines = torch.einsum("nd,nkd->nk", unit(embeddings.to(centers.dtype)), centers[labels])
         votes = torch.zeros(centers.shape[:2], dtype=torch.long, device=labels.device)
@@ -171,7 +172,7 @@ class CenterLoss(Loss):
         check_positive("num_classes", num_classes)
         check_positive("embedding_size", embedding_size)
         if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha is how far the centres follow, between 0 and 1, not {alpha}")
+            raise InputError(f"alpha is how far the centres follow, between 0 and 1, not {alpha}")
         self.alpha, self.loss_weight = alpha, loss_weight
         device = torch.device("meta") if self.sharded else None
         self.register_buffer("centers", torch.empty(num_classes, embedding_size, device=device))
@@ -189,7 +190,7 @@ class CenterLoss(Loss):
     def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         embeddings, labels, sample_weight = given.embeddings, given.labels, given.sample_weight
         if labels is None or labels.ndim != 1 or given.ref_emb is not None:
-            raise ValueError("CenterLoss takes class ids as labels, and nothing else to compare with")
+            raise InputError("CenterLoss takes class ids as labels, and nothing else to compare with")
         inputs.check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])
         x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))

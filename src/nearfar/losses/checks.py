@@ -3,23 +3,25 @@
 import math
 from collections.abc import Sequence
 
+from nearfar.errors import InputError
+
 
 def check_positive(name: str, value: float) -> None:
     """A finite number above zero."""
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be a positive number, not {value}")
+        raise InputError(f"{name} must be a positive number, not {value}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """One of a few."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def check_angle(name: str, value: float) -> None:
     """An angle that is added to another, in radians."""
     if not 0 <= value <= math.pi:
-        raise ValueError(
+        raise InputError(
             f"{name}={value} is not an angle between 0 and pi: angles are radians here; "
             f"if these are degrees, {name}=math.radians({value}) is {math.radians(value):.4g}"
         )
@@ -28,4 +30,4 @@ def check_angle(name: str, value: float) -> None:
 def check_multiplier(name: str, value: float) -> None:
     """What an angle is multiplied by."""
     if not (value >= 1 and math.isfinite(value)):
-        raise ValueError(f"{name} multiplies the angle and must be at least 1, not {value}")
+        raise InputError(f"{name} multiplies the angle and must be at least 1, not {value}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.losses.checks import check_positive
 from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, Interpolated, Map, ShiftedHinge, beyond, nodes, through
@@ -198,7 +199,7 @@ class DynamicSoftMarginLoss(Loss):
         super().__init__(**options)
         check_positive("num_bins", num_bins)
         if min_val >= 0:
-            raise ValueError(f"min_val is where the histogram of d_p - d_n begins: it must be negative, not {min_val}")
+            raise InputError(f"min_val is where the histogram of d_p - d_n begins: it must be negative, not {min_val}")
         self.min_val, self.num_bins, self.momentum = min_val, int(num_bins), momentum
         self.register_buffer("histogram", torch.zeros(self.num_bins, dtype=torch.float64))
         self._weights = self.histogram

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.errors import StateError
 from nearfar.losses import at_once
 from nearfar.losses.memory import keep_freed_memory
 from nearfar.losses.plan import Plan
@@ -84,7 +85,7 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError(
+            raise StateError(
                 "the losses are differentiable once: call backward or autograd.grad without create_graph=True"
             )
         if ctx.plan.reduction == "none":

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.losses.checks import check_angle, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import ArcMargin, Curriculum, Linear, MagnitudeMargin, QualityMargin, Square
@@ -61,7 +62,7 @@ class AdaFaceLoss(Loss):
         check_angle("margin", margin)
         check_positive("scale", scale)
         if not 0 <= t_alpha <= 1:
-            raise ValueError(f"t_alpha must be between 0 and 1, not {t_alpha}")
+            raise InputError(f"t_alpha must be between 0 and 1, not {t_alpha}")
         self.margin, self.scale, self.h, self.t_alpha = margin, scale, h, t_alpha
         self.register_buffer("batch_mean", torch.tensor(20.0))
         self.register_buffer("batch_std", torch.tensor(100.0))
@@ -120,7 +121,7 @@ class MagFaceLoss(Loss):
         check_angle("u_margin", u_margin)
         check_positive("scale", scale)
         if not 0 < l_a < u_a:
-            raise ValueError(f"l_a and u_a must be norms with 0 < l_a < u_a, not {l_a} and {u_a}")
+            raise InputError(f"l_a and u_a must be norms with 0 < l_a < u_a, not {l_a} and {u_a}")
         self.l_a, self.u_a, self.l_margin, self.u_margin = l_a, u_a, l_margin, u_margin
         self.scale, self.lambda_g = scale, lambda_g
         self.add_classes(num_classes, embedding_size)
@@ -184,7 +185,7 @@ class CurricularFaceLoss(Loss):
     @torch.no_grad()
     def _own_cosines(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
         if labels is None or labels.ndim != 1:
-            raise ValueError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
+            raise InputError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
         assert self.weight is not None
         return self.with_own_class(
             self.weight, labels, lambda own: (unit(_upcast(embeddings)) * unit(_upcast(own))).sum(1)

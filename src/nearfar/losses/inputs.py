@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.losses.pairs import ClassPairs, FewPairs, MaskFunction, MaskPairs, Pairs
 
 MASK_BLOCK = 2**22  # pairs counted at a time
@@ -13,19 +14,19 @@ FEW = 2**13  # pairs of samples: up to so many, matrices of them take less time 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
     """(N, D), floating point; of the dimension `size` if that is known; without NaN or infinity if `finite`."""
     if not isinstance(embeddings, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, not {type(embeddings).__name__}")
+        raise InputTypeError(f"{name} must be a torch.Tensor, not {type(embeddings).__name__}")
     if embeddings.ndim != 2:
-        raise ValueError(
+        raise InputError(
             f"{name} must be (batch, dimension), not {tuple(embeddings.shape)}: flatten or pool them first"
         )
     if not embeddings.is_floating_point():
-        raise TypeError(f"{name} must be floating point, not {embeddings.dtype}")
+        raise InputTypeError(f"{name} must be floating point, not {embeddings.dtype}")
     if size is not None and embeddings.shape[1] != size:
-        raise ValueError(f"{name} have {embeddings.shape[1]} dimensions, but the loss was made with {size}")
+        raise InputError(f"{name} have {embeddings.shape[1]} dimensions, but the loss was made with {size}")
     if finite:
         bad = (~torch.isfinite(embeddings)).any(1)
         if bad.any():
-            raise ValueError(
+            raise InputError(
                 f"{int(bad.sum())} of {len(bad)} {name} hold NaN or infinity (first: row {int(bad.nonzero()[0])}). "
                 "Look at the learning rate, the inputs, and mixed precision's loss scale"
             )
@@ -34,29 +35,29 @@ def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddin
 def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embeddings") -> None:
     """Class ids (n,) or multi-hot (n, L), integers or booleans."""
     if not isinstance(labels, Tensor):
-        raise TypeError(
+        raise InputTypeError(
             f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one"
         )
     if labels.is_floating_point() or labels.is_complex():
-        raise TypeError(
+        raise InputTypeError(
             f"{name} are {labels.dtype}: give class ids as integers ({name}.long()), "
             f"or multi-hot labels as booleans ({name}.bool())"
         )
     if labels.ndim not in (1, 2):
-        raise ValueError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
+        raise InputError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
     if labels.shape[0] != n:
-        raise ValueError(f"{len(labels)} {name} for {n} {of}: there must be one each")
+        raise InputError(f"{len(labels)} {name} for {n} {of}: there must be one each")
     if labels.ndim == 1 and labels.dtype == torch.bool:
-        raise TypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
+        raise InputTypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
 
 
 def check_sample_weight(weight: Tensor, n: int) -> None:
     """(n,), not negative."""
     if not isinstance(weight, Tensor) or weight.shape != (n,):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
+        raise InputError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
     if weight.numel() and not bool((weight >= 0).all()):
-        raise ValueError("sample_weight must not be negative or NaN")
+        raise InputError("sample_weight must not be negative or NaN")
 
 
 def check_class_ids(labels: Tensor, classes: int) -> None:
@@ -68,7 +69,7 @@ def check_class_ids(labels: Tensor, classes: int) -> None:
         else:
             low, high = map(int, torch.aminmax(labels))
         if low < 0 or high >= classes:
-            raise ValueError(
+            raise InputError(
                 f"labels run from {low} to {high}, but num_classes={classes} takes 0 to {classes - 1}: "
                 "number the training classes from 0, or raise num_classes"
             )
@@ -77,7 +78,7 @@ def check_class_ids(labels: Tensor, classes: int) -> None:
 def check_multi_hot(labels: Tensor, classes: int) -> None:
     """A column for every class."""
     if labels.shape[1] != classes:
-        raise ValueError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
+        raise InputError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
 
 
 def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None = None) -> Pairs:
@@ -97,7 +98,7 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
             return (FewPairs if few else ClassPairs).to_references(labels.long(), ref_labels.long())
     right = labels if ref_labels is None else ref_labels
     if labels.ndim != right.ndim or labels.shape[1] != right.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"labels {tuple(labels.shape)} and ref_labels {tuple(right.shape)} must be of one kind and width"
         )
     left, right = (labels if part is None else labels[part], right)
@@ -130,7 +131,7 @@ def mask_pairs(
         own: the rows are samples among the columns, from this one on: each is no pair with itself.
     """
     if negatives is not None and bool((positives & negatives).any()):
-        raise ValueError("some pairs are in both positives and negatives")
+        raise InputError("some pairs are in both positives and negatives")
     if transpose:
         positives, negatives = positives.t(), None if negatives is None else negatives.t()
 
@@ -145,7 +146,7 @@ def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, i
     """Boolean, (samples, columns)."""
     for name, mask in (("positives", positives), ("negatives", negatives)):
         if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
-            raise ValueError(
+            raise InputError(
                 f"{name} must be a boolean mask of shape {shape} (samples × columns), "
                 f"not {mask.dtype} {tuple(mask.shape)}"
             )

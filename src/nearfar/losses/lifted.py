@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nearfar.errors import InputError
 from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, softplus, through
 from nearfar.losses.pairs import Pairs
@@ -78,7 +79,7 @@ class LiftedStructureLoss(WholeBatchLoss):
         embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
         self.check_unweighted(sample_weight)
         if ref_emb is not None:
-            raise ValueError(
+            raise InputError(
                 "LiftedStructureLoss looks at the negatives of both ends of a pair, so it takes no ref_emb"
             )
         if not self.any_row_counts(pairs, "both"):

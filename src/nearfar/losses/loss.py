@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from nearfar.errors import InputError, StateError
 from nearfar.losses import dense, engine, inputs, migration, tuples
 from nearfar.losses.memory import Spare
 from nearfar.losses.pairs import Pairs
@@ -126,9 +127,9 @@ class Loss(Summand):
     ):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
+            raise InputError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
         if memory_budget < 0:
-            raise ValueError(f"memory_budget must be a number of bytes, not {memory_budget}")
+            raise InputError(f"memory_budget must be a number of bytes, not {memory_budget}")
         self.reduction: Reduction = reduction
         self.memory_budget = int(memory_budget)
         self.check_finite = check_finite
@@ -143,9 +144,9 @@ class Loss(Summand):
     ) -> None:
         """Own vectors for every class, normally distributed as He's initialisation has it (fan-out); biases of zero."""
         if num_classes is None or embedding_size is None:
-            raise ValueError("the class-level form needs both num_classes and embedding_size")
+            raise InputError("the class-level form needs both num_classes and embedding_size")
         if num_classes < 1 or embedding_size < 1:
-            raise ValueError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
+            raise InputError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
         self.weighted, self.num_classes, self.vectors_per_class = True, num_classes, vectors_per_class
         device = torch.device("meta") if self.sharded else None
         vectors = torch.randn(num_classes * vectors_per_class, embedding_size, device=device)
@@ -221,7 +222,7 @@ class Loss(Summand):
         if self.distribution is not None:
             return self.distribution.evaluate(self, given)
         if self.sharded and self.class_level:
-            raise RuntimeError(
+            raise StateError(
                 f"{type(self).__name__} was made with sharded=True, and its class weights have no values yet: "
                 "call nearfar.losses.distributed.distribute(loss) first"
             )
@@ -394,11 +395,11 @@ class Loss(Summand):
         n, labels, positives, ref_emb = given.embeddings.shape[0], given.labels, given.positives, given.ref_emb
         mined = given.indices_tuple is not None and not self.class_level
         if mined and positives is not None:
-            raise ValueError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
+            raise InputError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
         if (labels is None) == (positives is None) and not mined:
-            raise ValueError("give either labels, or positives= (and negatives=) as boolean masks")
+            raise InputError("give either labels, or positives= (and negatives=) as boolean masks")
         if self.weighted and ref_emb is not None:
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__} with num_classes compares with its own class weights: "
                 "ref_emb goes with pair-level losses"
             )
@@ -410,13 +411,13 @@ class Loss(Summand):
             inputs.check_masks(positives, given.negatives, (n, self.num_classes if self.weighted else columns))
             return
         if given.negatives is not None:
-            raise ValueError("negatives= goes with positives=, instead of labels")
+            raise InputError("negatives= goes with positives=, instead of labels")
         if labels is not None:
             inputs.check_labels(labels, n)
         if mined or self.weighted:
             return
         if (ref_emb is None) != (given.ref_labels is None):
-            raise ValueError("ref_emb and ref_labels go together")
+            raise InputError("ref_emb and ref_labels go together")
         if ref_emb is not None and given.ref_labels is not None:
             inputs.check_labels(given.ref_labels, len(ref_emb), "ref_labels", "ref_emb")
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.losses.checks import check_choice, check_positive
 from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, Hinge, Linear, SelfPaced
@@ -225,7 +226,7 @@ class NPairsLoss(Loss):
             or given.ref_emb is not None
             or given.indices_tuple is not None
         ):
-            raise ValueError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
+            raise InputError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
         return _OnePerClass(given.labels)
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nearfar.errors import InputError
 from nearfar.losses.checks import check_choice, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.maps import Distance
@@ -175,7 +176,7 @@ class RecallAtKLoss(Loss):
         check_positive("rank_temperature", rank_temperature)
         check_positive("k_temperature", k_temperature)
         if not ks or min(ks) < 1:
-            raise ValueError(f"ks must be some positive integers, not {ks}")
+            raise InputError(f"ks must be some positive integers, not {ks}")
         self.ks, self.rank_temperature, self.k_temperature = tuple(ks), rank_temperature, k_temperature
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -281,7 +282,7 @@ class RankedListLoss(Loss):
     ):
         super().__init__(**options)
         if not 0 <= imbalance <= 1:
-            raise ValueError(f"imbalance must be between 0 and 1, not {imbalance}")
+            raise InputError(f"imbalance must be between 0 and 1, not {imbalance}")
         self.margin, self.imbalance, self.Tp, self.Tn = margin, imbalance, Tp, Tn
         self.alpha = 1 + margin / 2 if alpha is None else alpha
 

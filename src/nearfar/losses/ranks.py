@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nearfar.errors import InputError
+
 if dist.is_available():  # newer versions of torch have them under another name
     _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -31,7 +33,7 @@ class Ranks:
         self.rank = dist.get_rank(group) if connected else 0
         self.size = dist.get_world_size(group) if connected else 1
         if self.rank < 0:
-            raise ValueError("this process is not in the group that the loss is distributed over")
+            raise InputError("this process is not in the group that the loss is distributed over")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
         return self  # a connection, of which there is one

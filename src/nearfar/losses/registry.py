@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from nearfar.errors import InputTypeError
+
 Level = Literal["pair", "class", "proxy", "pair or class", "towers"]
 
 
@@ -69,7 +71,7 @@ def _refuse_unknown_arguments(loss: type) -> None:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
-                raise TypeError(f"{loss.__name__} has no argument {name!r}: {hint}")
+                raise InputTypeError(f"{loss.__name__} has no argument {name!r}: {hint}")
         initialise(self, *args, **kwargs)
 
     loss.__init__ = checked  # type: ignore[misc]

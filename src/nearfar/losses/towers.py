@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearfar.errors import InputError
 from nearfar.losses import inputs
 from nearfar.losses.checks import check_positive
 from nearfar.losses.loss import Loss, eager
@@ -30,7 +31,7 @@ class TwoTowerLoss(Loss):
         inputs.check_embeddings(a, None, "a", finite=self.check_finite)
         inputs.check_embeddings(b, a.shape[1], "b", finite=self.check_finite)
         if len(a) != len(b):
-            raise ValueError(f"{len(a)} rows of a for {len(b)} of b: row i of one belongs to row i of the other")
+            raise InputError(f"{len(a)} rows of a for {len(b)} of b: row i of one belongs to row i of the other")
         if sample_weight is not None:
             inputs.check_sample_weight(sample_weight, len(a))
         dtype = functools.reduce(torch.promote_types, (a.dtype, b.dtype, torch.float32))
@@ -217,15 +218,15 @@ class VICRegLoss(TwoTowerLoss):
         super().__init__(**options)
         check_positive("eps", eps)
         if self.reduction != "mean":
-            raise ValueError(f"VICRegLoss is one number for the batch: it has no reduction={self.reduction!r}")
+            raise InputError(f"VICRegLoss is one number for the batch: it has no reduction={self.reduction!r}")
         self.invariance_lambda, self.variance_mu, self.covariance_v = invariance_lambda, variance_mu, covariance_v
         self.eps = eps
 
     def of_towers(self, a: Tensor, b: Tensor, sample_weight: Tensor | None) -> Tensor:
         if sample_weight is not None:
-            raise ValueError("VICRegLoss is one number for the batch: it takes no sample_weight")
+            raise InputError("VICRegLoss is one number for the batch: it takes no sample_weight")
         if len(a) < 2:
-            raise ValueError(f"VICRegLoss needs the variances of a batch: {len(a)} rows have none")
+            raise InputError(f"VICRegLoss needs the variances of a batch: {len(a)} rows have none")
         return self.invariance_lambda * (a - b).square().mean() + self._spread(a) + self._spread(b)
 
     def _spread(self, tower: Tensor) -> Tensor:

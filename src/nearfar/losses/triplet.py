@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nearfar.errors import InputError
 from nearfar.losses.checks import check_choice
 from nearfar.losses.loss import Given, Loss
 from nearfar.losses.maps import Distance, softplus, through
@@ -268,9 +269,9 @@ class MarginLoss(Loss):
         if self.beta.ndim == 0:
             return self.beta.expand(len(embeddings))
         if labels is None or labels.ndim != 1:
-            raise ValueError("a boundary per class needs class ids as labels")
+            raise InputError("a boundary per class needs class ids as labels")
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.beta):
-            raise ValueError(f"labels must be between 0 and {len(self.beta) - 1}, num_classes - 1, for MarginLoss")
+            raise InputError(f"labels must be between 0 and {len(self.beta) - 1}, num_classes - 1, for MarginLoss")
         return self.beta[labels]
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.losses.pairs import MaskPairs
 
 IndicesTuple = Sequence[Tensor]
@@ -23,7 +24,7 @@ def checked(indices_tuple: IndicesTuple, rows: int, columns: int, device: torch.
     """
     if not isinstance(indices_tuple, tuple | list) or len(indices_tuple) not in NAMES:
         given = f"{len(indices_tuple)} parts" if isinstance(indices_tuple, tuple | list) else f"{type(indices_tuple)}"
-        raise ValueError(
+        raise InputError(
             "indices_tuple must be triplets (anchors, positives, negatives) or pairs (anchors, positives, anchors, "
             f"negatives), not {given}"
         )
@@ -33,7 +34,7 @@ def checked(indices_tuple: IndicesTuple, rows: int, columns: int, device: torch.
     a1, p, a2, n = as_pairs(result)
     for name, others, anchors in (("positives", p, a1), ("negatives", n, a2)):
         if len(others) != len(anchors):
-            raise ValueError(
+            raise InputError(
                 f"indices_tuple has {len(others)} {name} for {len(anchors)} anchors: there must be one each"
             )
     return result
@@ -41,12 +42,12 @@ def checked(indices_tuple: IndicesTuple, rows: int, columns: int, device: torch.
 
 def _indices(index: Tensor, name: str, limit: int, device: torch.device) -> Tensor:
     if not isinstance(index, Tensor):
-        raise TypeError(
+        raise InputTypeError(
             f"{name} of indices_tuple must be a torch.Tensor, not {type(index).__name__}: torch.as_tensor makes one"
         )
     integers = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
     if index.ndim != 1 or not (integers or index.numel() == 0):
-        raise ValueError(
+        raise InputError(
             f"{name} of indices_tuple must be integers of shape (n,), not {index.dtype} {tuple(index.shape)}"
         )
     index = index.to(device, torch.long)
@@ -54,7 +55,7 @@ def _indices(index: Tensor, name: str, limit: int, device: torch.device) -> Tens
         low, high = (int(bound) for bound in torch.aminmax(index))
         if low < 0 or high >= limit:
             of = "embeddings" if name == "anchors" else "samples to compare with"
-            raise ValueError(
+            raise InputError(
                 f"{name} of indices_tuple run from {low} to {high}, but there are {limit} {of}: 0 to {limit - 1}"
             )
     return index
@@ -90,7 +91,7 @@ class TuplePairs(MaskPairs):
         self.mask = self._cut
         self.listed = _pair_list(a1, p, rows, columns, same), _pair_list(a2, n, rows, columns, same)
         if _meet(*self.listed):
-            raise ValueError("indices_tuple lists some pairs both as positive and as negative")
+            raise InputError("indices_tuple lists some pairs both as positive and as negative")
         self.positives, self.negatives = (side.numbers for side in self.listed)
         self.widest = int(self.positives.max()) if rows else 0
         self.complete = rows > 0 and bool((self.positives > 0).all()) and bool((self.negatives > 0).all())

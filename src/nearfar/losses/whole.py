@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.losses.loss import Loss
 from nearfar.losses.pairs import Pairs
 from nearfar.losses.strips import strip_height
@@ -54,7 +55,7 @@ class WholeBatchLoss(Loss):
     def __init__(self, **options: Any):
         super().__init__(**options)
         if self.reduction != "mean":
-            raise ValueError(
+            raise InputError(
                 f"{type(self).__name__} is one number for the batch: it has no reduction={self.reduction!r}"
             )
 
@@ -70,4 +71,4 @@ class WholeBatchLoss(Loss):
     def check_unweighted(self, sample_weight: Tensor | None) -> None:
         """Refuse weights of the samples."""
         if sample_weight is not None:
-            raise ValueError(f"{type(self).__name__} is one number for the batch: it takes no sample_weight")
+            raise InputError(f"{type(self).__name__} is one number for the batch: it takes no sample_weight")

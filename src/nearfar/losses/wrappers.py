@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.losses import inputs, migration, tuples
 from nearfar.losses.loss import Loss, Summand
 from nearfar.losses.ranks import Ranks
@@ -49,7 +50,7 @@ class SumLoss(Summand):
         super().__init__()
         losses = list(losses)
         if not losses:
-            raise ValueError("a sum needs at least one loss")
+            raise InputError("a sum needs at least one loss")
         self.losses = nn.ModuleDict()
         self.weights: dict[str, float] = {}
         for loss, weight in zip(losses, _checked_weights(weights, len(losses), "losses"), strict=True):
@@ -62,7 +63,7 @@ class SumLoss(Summand):
     def _add_part(self, loss: nn.Module, weight: float) -> None:
         kind = type(loss).__name__
         if not isinstance(loss, nn.Module):
-            raise TypeError(f"losses can be added to losses alone, not to {kind}")
+            raise InputTypeError(f"losses can be added to losses alone, not to {kind}")
         alike = sum(type(part).__name__ == kind for part in self.losses.values())
         name = f"{kind}_{alike + 1}" if alike else kind
         self.losses[name] = loss
@@ -77,7 +78,7 @@ class SumLoss(Summand):
         parts = self.parts(*args, **kwargs)
         shapes = {name: tuple(value.shape) for name, value in parts.items()}
         if len(set(shapes.values())) > 1:
-            raise ValueError(f"the parts of the sum have different shapes, {shapes}: give them one reduction")
+            raise InputError(f"the parts of the sum have different shapes, {shapes}: give them one reduction")
         return _weighted_sum(parts.values(), self.weights.values())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -115,13 +116,13 @@ class MatryoshkaLoss(Summand):
     def __init__(self, loss: nn.Module, dims: Sequence[int], weights: Sequence[float] | None = None):
         super().__init__()
         if _holds(loss, CrossBatchMemory):
-            raise ValueError("a memory keeps whole embeddings: CrossBatchMemory(MatryoshkaLoss(...)) is the order")
+            raise InputError("a memory keeps whole embeddings: CrossBatchMemory(MatryoshkaLoss(...)) is the order")
         dims = [operator.index(dim) for dim in dims]
         if not dims or min(dims) < 1 or len(set(dims)) < len(dims):
-            raise ValueError(f"dims must be different numbers of dimensions, at least 1, not {dims}")
+            raise InputError(f"dims must be different numbers of dimensions, at least 1, not {dims}")
         for name, weight in _class_weights(loss).items():
             if weight.shape[-1] < max(dims):
-                raise ValueError(f"dims go up to {max(dims)}, but {name} of the loss has {weight.shape[-1]} dimensions")
+                raise InputError(f"dims go up to {max(dims)}, but {name} of the loss has {weight.shape[-1]} dimensions")
         self.loss = loss
         self.weights = dict(zip(dims, _checked_weights(weights, len(dims), "dims"), strict=True))
 
@@ -141,7 +142,7 @@ class MatryoshkaLoss(Summand):
             inputs.check_embeddings(embeddings, weight.shape[-1])
         dims = list(self.weights)
         if embeddings.shape[1] < max(dims):
-            raise ValueError(f"embeddings have {embeddings.shape[1]} dimensions, but dims go up to {max(dims)}")
+            raise InputError(f"embeddings have {embeddings.shape[1]} dimensions, but dims go up to {max(dims)}")
         parts = {}
         for dim in dims:
             replaced: dict[str, Tensor] = {name: weight[..., :dim] for name, weight in class_weights.items()}
@@ -223,7 +224,7 @@ class CrossBatchMemory(Summand):
     ):
         super().__init__()
         if embedding_size < 1 or memory_size < 1:
-            raise ValueError(f"embedding_size and memory_size must be positive, not {embedding_size} and {memory_size}")
+            raise InputError(f"embedding_size and memory_size must be positive, not {embedding_size} and {memory_size}")
         _check_pair_level(loss, "CrossBatchMemory")
         self.loss, self.miner = loss, miner
         self.embedding_size, self.memory_size = embedding_size, memory_size
@@ -268,12 +269,12 @@ class CrossBatchMemory(Summand):
         given = None
         if indices_tuple is not None:
             if enqueue_mask is not None:
-                raise ValueError("indices_tuple is of a batch that enters the queue as a whole: not with enqueue_mask")
+                raise InputError("indices_tuple is of a batch that enters the queue as a whole: not with enqueue_mask")
             given = tuples.checked(indices_tuple, len(labels), len(labels), embeddings.device)
         entering, entering_labels = embeddings.detach().to(self.embedding_memory.dtype), labels.long()
         if enqueue_mask is not None:
             if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != labels.shape:
-                raise ValueError(
+                raise InputError(
                     f"enqueue_mask must be a boolean mask of shape ({len(labels)},), "
                     f"not {enqueue_mask.dtype} {tuple(enqueue_mask.shape)}"
                 )
@@ -318,14 +319,14 @@ class CrossBatchMemory(Summand):
         inputs.check_embeddings(embeddings, self.embedding_size, finite=finite)  # before they are in the queue
         inputs.check_labels(labels, len(embeddings))
         if labels.ndim != 1:
-            raise ValueError(
+            raise InputError(
                 f"the memory keeps one class id per sample: labels must be (N,), not {tuple(labels.shape)}"
             )
 
     def _next_slots(self, n: int) -> Tensor:
         """Where the next n embeddings go."""
         if n > self.memory_size:
-            raise ValueError(f"a batch of {n} does not fit into memory_size={self.memory_size}: raise memory_size")
+            raise InputError(f"a batch of {n} does not fit into memory_size={self.memory_size}: raise memory_size")
         return (self.num_enqueued + torch.arange(n, device=self.num_enqueued.device)) % self.memory_size
 
     def extra_repr(self) -> str:
@@ -345,7 +346,7 @@ def _with_copies(
         found = tuple(part[other] for part in found[:whole]) + found[whole:]
         if given is not None:
             if len(given) != len(found):
-                raise ValueError("miner= and indices_tuple must both be triplets, or both pairs")
+                raise InputError("miner= and indices_tuple must both be triplets, or both pairs")
             names = tuples.NAMES[len(given)]
             given = tuple(part if name == "anchors" else copies[part] for part, name in zip(given, names, strict=True))
             found = tuple(torch.cat(parts) for parts in zip(found, given, strict=True))
@@ -380,7 +381,7 @@ class SelfSupervisedLoss(Summand):
         super().__init__()
         _check_pair_level(loss, "SelfSupervisedLoss")
         if _holds(loss, CrossBatchMemory):
-            raise ValueError("a sample's number says nothing in later batches: a memory needs labels")
+            raise InputError("a sample's number says nothing in later batches: a memory needs labels")
         self.loss = loss
         self.symmetric = symmetric
 
@@ -392,7 +393,7 @@ class SelfSupervisedLoss(Summand):
         inputs.check_embeddings(embeddings, None)
         inputs.check_embeddings(ref_emb, None, "ref_emb")
         if embeddings.shape != ref_emb.shape:
-            raise ValueError(
+            raise InputError(
                 f"the views must have one shape, not {tuple(embeddings.shape)} and {tuple(ref_emb.shape)}: "
                 "row i of both is the same sample"
             )
@@ -413,12 +414,12 @@ def _checked_weights(weights: Iterable[float] | None, n: int, of: str) -> list[f
         return [1.0] * n
     weights = list(weights)
     if len(weights) != n:
-        raise ValueError(f"{len(weights)} weights for {n} {of}: there must be one each")
+        raise InputError(f"{len(weights)} weights for {n} {of}: there must be one each")
     for weight in weights:
         if isinstance(weight, bool) or not isinstance(weight, Real):
-            raise TypeError(f"a loss is multiplied by a number, not by {type(weight).__name__}")
+            raise InputTypeError(f"a loss is multiplied by a number, not by {type(weight).__name__}")
         if not 0 <= weight < math.inf:
-            raise ValueError(f"a loss is multiplied by a finite number, not negative, and {weight} is not")
+            raise InputError(f"a loss is multiplied by a finite number, not negative, and {weight} is not")
     return [float(weight) for weight in weights]
 
 
@@ -443,7 +444,7 @@ def _class_weights(loss: nn.Module) -> dict[str, nn.Parameter]:
 def _check_pair_level(loss: nn.Module, wrapper: str) -> None:
     for module in loss.modules():
         if isinstance(module, Loss) and module.weight is not None:
-            raise ValueError(
+            raise InputError(
                 f"{type(module).__name__} with num_classes compares with its own class weights: "
                 f"{wrapper} goes with pair-level losses"
             )

@@ -3,7 +3,6 @@ could run code.
 """
 
 import os
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from nearfar.errors import InputError, MissingFileError
 
 FromPublic = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 _COUNTERS = ".num_batches_tracked"  # older checkpoints lack them, and nothing here needs them
@@ -21,23 +22,25 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a checkpoint, by name."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such checkpoint")
+        raise MissingFileError(f"{path}: no such checkpoint")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+            raise InputError(f"{path} is not a whole safetensors file: {error}") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(
+    except Exception as error:  # bad bytes may be anything to it
+        if isinstance(error, (MemoryError, OSError)):
+            raise
+        raise InputError(
             f"{path} cannot be read as tensors alone (it is damaged, or holds other objects, which might run code): "
-            f"{str(error).splitlines()[0]}"
+            f"{(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from error
     while isinstance(content, dict) and (inside := [k for k in _INSIDE if isinstance(content.get(k), dict)]):
         content = content[inside[0]]
     if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ValueError(f"{path} holds no dictionary of tensors")
+        raise InputError(f"{path} holds no dictionary of tensors")
     return content
 
 
@@ -54,5 +57,5 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) 
     for what, names in (("lacks", missing), ("has besides", unknown), ("has in another shape", misshapen)):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{source} does not fit this network: it {what} {', '.join(names[:3])}{more}")
+            raise InputError(f"{source} does not fit this network: it {what} {', '.join(names[:3])}{more}")
     module.load_state_dict({k: v for k, v in weights.items() if k in own}, strict=False)

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import nearfar
+from nearfar.errors import InputError
 from nearfar.imaging import EvalTransform, ImageLike
 from nearfar.imaging.foreign import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import storage
 from nearfar.models.checkpoints import load_weights
+from nearfar.models.devices import usable
 from nearfar.models.extraction import extract, gathered, listed, progress_bar
 from nearfar.models.fingerprint import describe_transform, digest_of
 from nearfar.models.hashing import pack_codes
@@ -87,11 +89,11 @@ class Embedder(EmbeddingNetwork):
         calibration: Mapping[str, Any] | None = None,
     ):
         if lora is not None and freeze_trunk:
-            raise ValueError("lora= trains adapters in the trunk: it does not go with freeze_trunk=True")
+            raise InputError("lora= trains adapters in the trunk: it does not go with freeze_trunk=True")
         opened = open_trunk(trunk, weights, preprocess=preprocess, options=trunk_options, lora=lora)
         features = opened.channels * sum(parts)
         if head is None and dimension not in (None, features):
-            raise ValueError(f"head=None gives the {features} features themselves, not {dimension}")
+            raise InputError(f"head=None gives the {features} features themselves, not {dimension}")
         if dimension is None:
             dimension = features if head is None else 512
         settings = Settings(
@@ -186,12 +188,12 @@ class Embedder(EmbeddingNetwork):
             advance: called with the number of images done.
         """
         if output not in ("embeddings", "features"):
-            raise ValueError(f'output must be "embeddings" or "features", not {output!r}')
+            raise InputError(f'output must be "embeddings" or "features", not {output!r}')
         source = listed(images)
         prepare: Callable[[Any], Tensor] = functools.partial(transformed, transform or self.transform)
         if isinstance(source, Tensor):
             prepare, num_workers = _as_it_is, 0
-        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        device = self.device
         was_training = self.training
         self.eval()
         try:
@@ -252,19 +254,20 @@ class Embedder(EmbeddingNetwork):
             trunk: the module, where the trunk was one of yours.
             transform: where the model had one of its own.
         """
+        where = usable(device)
         tensors, description = storage.read(path)
         model = cls.__new__(cls)
         try:
             own = description["own_transform"]
             if own is not None and transform is None:
-                raise ValueError(f"this model prepares its images with {own}: give it as transform=")
+                raise InputError(f"this model prepares its images with {own}: give it as transform=")
             opened = reopen(description["trunk"], EvalTransform.from_dict(description["preprocess"]), trunk)
             settings = Settings.from_json(description["settings"])
             model._put_together(opened, settings, transform, description["label_names"], description["calibration"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"the description in {os.fspath(path)} is incomplete or damaged: {error!r}") from error
+            raise InputError(f"the description in {os.fspath(path)} is incomplete or damaged: {error!r}") from error
         load_weights(model, tensors, os.fspath(path))
-        return model.to(device).eval()
+        return model.to(where).eval()
 
 
 def _as_it_is(image: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearfar.errors import InputError, MissingPackageError
 from nearfar.imaging import BrokenImageError, TooManyBrokenImagesError, images_below
 
 
@@ -27,14 +28,14 @@ def images_in(folder: str | os.PathLike[str]) -> list[Path]:
     """Every image file below a folder, sorted."""
     found = [Path(folder, name) for name in images_below(folder)]
     if not found:
-        raise ValueError(f"{os.fspath(folder)} holds no image (endings such as .jpg, .png, .webp)")
+        raise InputError(f"{os.fspath(folder)} holds no image (endings such as .jpg, .png, .webp)")
     return found
 
 
 def listed(images: Any) -> Any:
     """A folder or a file as a list of paths; the rest as it is."""
     if isinstance(images, Tensor) and images.ndim not in (2, 4):
-        raise ValueError(f"a tensor must be (N, C, H, W), images, or (N, D), features; not {tuple(images.shape)}")
+        raise InputError(f"a tensor must be (N, C, H, W), images, or (N, D), features; not {tuple(images.shape)}")
     if isinstance(images, (str, os.PathLike)):
         return images_in(images) if Path(images).is_dir() else [images]
     return images
@@ -57,7 +58,7 @@ def batches(
     A broken image is a row of zeros. At most three batches are held at a time.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
     workers = default_workers() if num_workers is None else num_workers
     source = iter(images)
     if workers == 0:
@@ -91,7 +92,7 @@ def _stack(rows: list[Tensor | BrokenImageError]) -> tuple[Tensor, list[BrokenIm
         return torch.empty(0), errors
     shapes = {tuple(row.shape) for row in good}
     if len(shapes) > 1:
-        raise ValueError(f"the transform must give tensors of one shape, not of {', '.join(map(str, sorted(shapes)))}")
+        raise InputError(f"the transform must give tensors of one shape, not of {', '.join(map(str, sorted(shapes)))}")
     blank = torch.zeros_like(good[0])
     return torch.stack([row if isinstance(row, Tensor) else blank for row in rows]), errors
 
@@ -119,7 +120,7 @@ def extract(
         advance: called with the number of images done.
     """
     if not 0 <= max_broken <= 1:
-        raise ValueError(f"max_broken is a fraction between 0 and 1, not {max_broken}")
+        raise InputError(f"max_broken is a fraction between 0 and 1, not {max_broken}")
     total = len(images) if isinstance(images, Sized) else None
     if part_of is not None and total is not None:
         total = max(total, part_of)
@@ -191,7 +192,7 @@ def progress_bar(show: bool, total: int | None) -> Iterator[Callable[[int], None
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install 'nearfar[models]'") from error
+        raise MissingPackageError("progress=True needs tqdm: pip install 'nearfar[models]'") from error
     with tqdm(total=total, unit=" images") as bar:
 
         def advance(count: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nearfar.errors import InputError
 from nearfar.imaging import EvalTransform
 
 
@@ -27,7 +28,7 @@ def describe_transform(transform: Callable[..., Any]) -> str:
         return json.dumps(transform.to_dict(), sort_keys=True)
     described = repr(transform)
     if " at 0x" in described:
-        raise ValueError(
+        raise InputError(
             f"{described} does not say what it does, so that features made with it could not be told from others: "
             "give the transform a __repr__ that lists its settings"
         )

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from nearfar.errors import InputError
+
 
 class GivenFeatures(nn.Module):
     """What it is given, features (N, dimension)."""
@@ -12,7 +14,7 @@ class GivenFeatures(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         if features.ndim != 2 or features.shape[1] != self.dimension:
-            raise ValueError(
+            raise InputError(
                 f"this model has no trunk: it takes features (N, {self.dimension}), not {tuple(features.shape)}"
             )
         return features

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nearfar.errors import InputError
 from nearfar.models.heads import LinearHead
 
 
@@ -36,7 +37,7 @@ class HashingHead(nn.Module):
     def __init__(self, channels: int, bits: int, sharpness: tuple[float, float] = (1.0, 10.0)):
         super().__init__()
         if not 0 < sharpness[0] <= sharpness[1]:
-            raise ValueError(f"sharpness grows from its first number to its second, both positive, not {sharpness}")
+            raise InputError(f"sharpness grows from its first number to its second, both positive, not {sharpness}")
         self.linear = LinearHead(channels, bits)
         self.range = sharpness
         self.register_buffer("sharpness", torch.tensor(float(sharpness[0])))
@@ -44,7 +45,7 @@ class HashingHead(nn.Module):
     def set_progress(self, fraction: float) -> None:
         """How much of training is done, from 0 to 1; b grows geometrically with it."""
         if not 0 <= fraction <= 1:
-            raise ValueError(f"the progress is a fraction between 0 and 1, not {fraction}")
+            raise InputError(f"the progress is a fraction between 0 and 1, not {fraction}")
         first, last = self.range
         self.sharpness.fill_(first * (last / first) ** fraction)
 
@@ -68,7 +69,7 @@ class HashingPenalty(nn.Module):
     def __init__(self, quantisation: float = 0.1, balance: float = 0.1):
         super().__init__()
         if quantisation < 0 or balance < 0:
-            raise ValueError(f"the weights of the terms must not be negative: {quantisation}, {balance}")
+            raise InputError(f"the weights of the terms must not be negative: {quantisation}, {balance}")
         self.quantisation, self.balance = quantisation, balance
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -85,5 +86,5 @@ def pack_codes(embeddings: Tensor | NDArray[np.float32]) -> NDArray[np.uint8]:
     """
     values = embeddings.detach().cpu().numpy() if isinstance(embeddings, Tensor) else embeddings
     if np.isnan(values).any():
-        raise ValueError("embeddings of broken images (NaN) have no code: leave them out first")
+        raise InputError("embeddings of broken images (NaN) have no code: leave them out first")
     return np.packbits(values > 0, axis=1)

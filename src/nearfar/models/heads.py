@@ -5,40 +5,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nearfar.errors import InputError
+
 
 def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
     """Weight (dimension, C) and bias (dimension,) of the linear map x -> W (x - mean) onto the principal components of
     `features` (N, C), the strongest first.
 
     Whitened, component i is divided by sqrt(variance_i + mean variance of the C features): the weak ones are mostly
-    noise, which full whitening would make as loud as the rest.
+    noise, which full whitening would make as loud as the rest. Beyond the N - 1 directions in which N features vary,
+    components are directions at right angles to these.
     """
     count, channels = features.shape
-    if dimension > min(channels, count - 1):
-        raise ValueError(
-            f"{count} features of {channels} dimensions have at most {min(channels, count - 1)} principal components, "
-            f"not {dimension}"
+    if count < 2 or dimension > channels:
+        raise InputError(
+            f"{count} features of {channels} dimensions have no {dimension} principal components: give at least two "
+            "features, and a dimension of at most theirs"
         )
     x = features.detach().double()
     mean = x.mean(0)
     covariance = (x - mean).T @ (x - mean) / (count - 1)
-    variances, components = _eigen(covariance)
+    # By numpy: of fewer features than dimensions, torch's solver fails now and then.
+    found = np.linalg.eigh(covariance.cpu().numpy())
+    variances, components = (torch.from_numpy(part).to(covariance) for part in found)
     variances, components = variances.flip(0)[:dimension], components.flip(1)[:, :dimension].T
     if whiten:
         components = components / (variances + covariance.trace() / channels).sqrt()[:, None]
     return components.to(features.dtype), -(components @ mean).to(features.dtype)
-
-
-def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, rising, and eigenvectors, as columns. Where features are fewer than their dimensions, torch's solver
-    fails now and then (of 43 features of 1280 dimensions, on one thread and not on two), and numpy's does not.
-    """
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        found = np.linalg.eigh(matrix.cpu().numpy())
-        values, vectors = (torch.from_numpy(part).to(matrix) for part in found)
-    return values, vectors
 
 
 class LinearHead(nn.Module):

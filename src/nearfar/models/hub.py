@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from nearfar.errors import InputError, MissingPackageError
 from nearfar.imaging import EvalTransform
 from nearfar.imaging.pixels import IMAGENET_MEAN, IMAGENET_STD, Interpolation
 
@@ -39,7 +40,7 @@ def hugging_face(model: str, *, pretrained: bool = True) -> tuple[HuggingFaceTru
             loaded = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(model))
     except (OSError, ValueError) as error:
         where = "" if Path(model).is_dir() else f"; {model} is no local folder either"
-        raise ValueError(f"hf:{model} cannot be loaded{where}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"hf:{model} cannot be loaded{where}: {str(error).splitlines()[0]}") from error
     trunk = HuggingFaceTrunk(_vision(loaded))
     return trunk, _preprocess_of(model, trunk)
 
@@ -62,7 +63,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ImportError("hf: trunks need transformers: pip install 'nearfar[models]'") from error
+        raise MissingPackageError("hf: trunks need transformers: pip install 'nearfar[models]'") from error
     return transformers
 
 
@@ -119,8 +120,11 @@ def add_lora(module: nn.Module, options: Mapping[str, Any]) -> None:
     try:
         import peft  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ImportError("lora= needs peft: pip install 'nearfar[lora]'") from error
-    peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
+        raise MissingPackageError("lora= needs peft: pip install 'nearfar[lora]'") from error
+    try:
+        peft.inject_adapter_in_model(peft.LoraConfig(**options), module)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"peft cannot add adapters with lora={dict(options)}: {error}") from error
     for name, parameter in module.named_parameters():
         parameter.requires_grad_("lora_" in name)
 
@@ -144,11 +148,14 @@ def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, EvalTransfo
     try:
         import timm as library  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ImportError("timm: trunks need timm: pip install 'nearfar[timm]'") from error
+        raise MissingPackageError("timm: trunks need timm: pip install 'nearfar[timm]'") from error
     if not library.is_model(model.split(".")[0]):
         near = library.list_models(f"*{model.split('.')[0]}*")[:3]
-        raise ValueError(f"timm has no model {model!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
-    trunk = TimmTrunk(library.create_model(model, pretrained=pretrained, num_classes=0))
+        raise InputError(f"timm has no model {model!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
+    try:
+        trunk = TimmTrunk(library.create_model(model, pretrained=pretrained, num_classes=0))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"timm:{model} cannot be loaded: {error}") from error
     config = library.data.resolve_data_config({}, model=trunk.model)
     _, height, width = config["input_size"]
     resize = max(height, width, int(max(height, width) / config["crop_pct"]))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nearfar.errors import InputError
 from nearfar.models.layers import conv_bn
 
 LAYERS = {34: (3, 4, 6, 3), 50: (3, 4, 14, 3), 100: (3, 13, 30, 3)}
@@ -75,7 +76,7 @@ class IResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-2:] != (INPUT_SIZE, INPUT_SIZE):
-            raise ValueError(f"IResNet takes aligned faces of 112 x 112 pixels, not {tuple(images.shape[-2:])}")
+            raise InputError(f"IResNet takes aligned faces of 112 x 112 pixels, not {tuple(images.shape[-2:])}")
         x = functional.prelu(conv_bn(images, self.conv1, self.bn1), self.prelu.weight)
         for stage in range(1, 5):
             x = getattr(self, f"layer{stage}")(x)

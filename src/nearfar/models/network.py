@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from nearfar.errors import InputError, StateError
 from nearfar.models.hashing import HashingHead
 from nearfar.models.heads import LinearHead, MLPHead, pca
 from nearfar.models.pooling import Pooling
@@ -61,6 +62,11 @@ class EmbeddingNetwork(nn.Module):
         """How many features an image has before the head: the channels of every part."""
         return self.channels * self.pooling.count
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes; a model without weights, on the CPU."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
     # Forward
 
     def features(self, images: Tensor) -> Tensor:
@@ -73,7 +79,7 @@ class EmbeddingNetwork(nn.Module):
     def project(self, features: Tensor) -> Tensor:
         """Features to embeddings."""
         if self.settings.head_start != "random" and not self.head_is_fitted:
-            raise RuntimeError(
+            raise StateError(
                 f'the head is to start from the principal components of features (head_start="'
                 f'{self.settings.head_start}"): call fit_head(features) first, or choose head_start="random"'
             )
@@ -91,7 +97,7 @@ class EmbeddingNetwork(nn.Module):
     def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
         """What every head takes, (N, C) each."""
         if features.ndim != 2 or features.shape[1] != self.feature_size:
-            raise ValueError(f"features must be (N, {self.feature_size}), not {tuple(features.shape)}")
+            raise InputError(f"features must be (N, {self.feature_size}), not {tuple(features.shape)}")
         parts = torch.split(features, self.channels, 1)
         if self.settings.layer_norm:
             parts = tuple(functional.layer_norm(part, (self.channels,)) for part in parts)
@@ -107,7 +113,7 @@ class EmbeddingNetwork(nn.Module):
                 "pca").
         """
         if not self.heads:
-            raise ValueError("head=None: there is no head to fit")
+            raise InputError("head=None: there is no head to fit")
         x = torch.as_tensor(features, dtype=torch.float32)
         parts = self._parts(x[~x.isnan().any(1)] if x.ndim == 2 else x)  # without broken images
         whiten = self.settings.head_start != "pca" if whiten is None else whiten
@@ -138,7 +144,7 @@ class EmbeddingNetwork(nn.Module):
         if not own:
             modules = [name for name, module in self.trunk.named_modules() if name and [*module.parameters()]]
             near = difflib.get_close_matches(last, modules, n=3) or modules[:3]
-            raise ValueError(f"the trunk has no part {last!r} to freeze to; it has, for example, {', '.join(near)}")
+            raise InputError(f"the trunk has no part {last!r} to freeze to; it has, for example, {', '.join(near)}")
         return set(names[: own[-1] + 1])
 
     def _batch_norms(self) -> Iterator[tuple[str, nn.Module]]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nearfar.errors import InputError
+
 Pool = Literal["avg", "max", "avg+max", "gem", "cls"]
 
 
@@ -31,11 +33,11 @@ class Pooling(nn.Module):
     def __init__(self, pool: Pool, *, parts: Sequence[int] = (1,), prefix: int = 0):
         super().__init__()
         if pool not in get_args(Pool):
-            raise ValueError(f"pool must be one of {', '.join(get_args(Pool))}, not {pool!r}")
+            raise InputError(f"pool must be one of {', '.join(get_args(Pool))}, not {pool!r}")
         if not parts or min(parts) < 1:
-            raise ValueError(f"parts must be numbers of stripes such as (1, 2, 3), not {tuple(parts)}")
+            raise InputError(f"parts must be numbers of stripes such as (1, 2, 3), not {tuple(parts)}")
         if pool == "cls" and tuple(parts) != (1,):
-            raise ValueError('pool="cls" takes one token: parts need a map or tokens of places, with another pool')
+            raise InputError('pool="cls" takes one token: parts need a map or tokens of places, with another pool')
         self.pool: Pool = pool
         self.parts = tuple(parts)
         self.prefix = prefix
@@ -49,20 +51,20 @@ class Pooling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
             if self.count > 1:
-                raise ValueError("this trunk gives one vector per image: it has no map to cut into parts")
+                raise InputError("this trunk gives one vector per image: it has no map to cut into parts")
             return x
         if self.pool == "cls":
             if x.ndim != 3:
-                raise ValueError(f'pool="cls" needs tokens (N, T, C), but the trunk gives {tuple(x.shape)}')
+                raise InputError(f'pool="cls" needs tokens (N, T, C), but the trunk gives {tuple(x.shape)}')
             return x[:, 0]
         if x.ndim == 3:
             if self.count > 1:
-                raise ValueError("parts need a map (N, C, H, W), but the trunk gives tokens (N, T, C)")
+                raise InputError("parts need a map (N, C, H, W), but the trunk gives tokens (N, T, C)")
             x = x[:, self.prefix :].transpose(1, 2).unsqueeze(3)
         if x.ndim != 4:
-            raise ValueError(f"a trunk must give (N, C, H, W), (N, T, C) or (N, C), not {tuple(x.shape)}")
+            raise InputError(f"a trunk must give (N, C, H, W), (N, T, C) or (N, C), not {tuple(x.shape)}")
         if max(self.parts) > x.shape[2]:
-            raise ValueError(f"a map {x.shape[2]} rows high cannot be cut into {max(self.parts)} stripes")
+            raise InputError(f"a map {x.shape[2]} rows high cannot be cut into {max(self.parts)} stripes")
         return torch.cat([self._stripes(x, count) for count in self.parts], 1)
 
     def _stripes(self, x: Tensor, count: int) -> Tensor:

@@ -10,11 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from nearfar.errors import FileError, InputError, MissingFileError, MissingPackageError
+
 try:
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 except ImportError as missing:
-    raise ImportError("nearfar.models keeps weights as safetensors: pip install 'nearfar[models]'") from missing
+    raise MissingPackageError("nearfar.models keeps weights as safetensors: pip install 'nearfar[models]'") from missing
 
 FILE_NAME = "model.safetensors"
 _ENTRY = "nearfar"  # in the header
@@ -33,7 +35,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
     try:
         text = json.dumps({"format": _FORMAT, **description}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"label names and calibration must be plain JSON: {error}") from error
+        raise InputError(f"label names and calibration must be plain JSON: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
@@ -48,7 +50,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(error, SafetensorError):  # what the disk says, in its words
-            raise OSError(f"{target} could not be written: {error}") from error
+            raise FileError(f"{target} could not be written: {error}") from error
         raise
     return target
 
@@ -57,20 +59,20 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     """Tensors and description, or an error that says what is wrong with the file."""
     source = model_file(path)
     if not source.is_file():
-        raise FileNotFoundError(f"{source}: there is no model here")
+        raise MissingFileError(f"{source}: there is no model here")
     try:
         with safe_open(source, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{source} is damaged or no safetensors file: {error}") from error
+        raise InputError(f"{source} is damaged or no safetensors file: {error}") from error
     if _ENTRY not in header:
-        raise ValueError(f"{source} holds tensors but was not saved by nearfar: open it as weights of a trunk instead")
+        raise InputError(f"{source} holds tensors but was not saved by nearfar: open it as weights of a trunk instead")
     try:
         description = json.loads(header[_ENTRY])
         version = description["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the description in {source} is damaged: {error}") from error
+        raise InputError(f"the description in {source} is damaged: {error}") from error
     if version != _FORMAT:
-        raise ValueError(f"{source} has format {version}, this version of nearfar reads {_FORMAT}: upgrade nearfar")
+        raise InputError(f"{source} has format {version}, this version of nearfar reads {_FORMAT}: upgrade nearfar")
     return tensors, description

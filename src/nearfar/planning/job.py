@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from nearfar.errors import InputError
+
 Kind = Literal["softmax", "proxy", "pair"]
 Optimiser = Literal["adamw", "adam", "sgd", "rmsprop"]
 FLOAT, LONG = 4, 8  # bytes
@@ -65,14 +67,14 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("classes", "dimension", "batch", "world", "vectors_per_class"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("parameters", "activations", "operations"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+                raise InputError(f"{name}={getattr(self, name)} must not be negative")
         if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample_rate={self.sample_rate} is a share of the classes, above 0 and up to 1")
+            raise InputError(f"sample_rate={self.sample_rate} is a share of the classes, above 0 and up to 1")
         if self.batch < self.world:
-            raise ValueError(f"a batch of {self.batch:,} gives not every one of {self.world:,} processes a sample")
+            raise InputError(f"a batch of {self.batch:,} gives not every one of {self.world:,} processes a sample")
 
     @property
     def samples(self) -> int:
@@ -125,6 +127,6 @@ class Hardware:
     def __post_init__(self) -> None:
         for name in ("memory", "operations", "bandwidth", "link"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+                raise InputError(f"{name}={getattr(self, name)} must be positive")
         if self.latency < 0:
-            raise ValueError(f"latency={self.latency} must not be negative")
+            raise InputError(f"latency={self.latency} must not be negative")

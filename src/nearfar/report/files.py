@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.errors import InputError
 from nearfar.losses import list_losses
 from nearfar.report.boundaries import Boundary, boundary
 
@@ -42,6 +43,12 @@ class RunFiles:
         return float(value) if isinstance(value, (int, float)) and np.isfinite(value) else None
 
     @property
+    def threshold_note(self) -> str:
+        """What it was measured to be worth, or why there is none; a whole sentence."""
+        said = str(self.metrics.get("threshold_note") or "")
+        return f"{said[:1].upper()}{said[1:]}{'' if said.endswith('.') or not said else '.'}"
+
+    @property
     def boundary(self) -> tuple[Boundary | None, str]:
         """Of the run's loss, where it is a single one; and what the boundary is between, in words."""
         if len(self.losses) != 1:
@@ -60,7 +67,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and the report is written without it") from error
+        raise InputError(f"{path} is damaged ({error}): remove it, and the report is written without it") from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.errors import InputError, MissingPackageError
+
 Floats = npt.NDArray[np.floating]
 Rows = npt.NDArray[np.int64]
 MOST_POINTS = 1_000
@@ -38,7 +40,7 @@ def flat(embeddings: Floats, seed: int) -> tuple[Floats, str]:
     t-SNE. The same embeddings give the same places.
     """
     if len(embeddings) < FEWEST_POINTS:
-        raise ValueError(f"{len(embeddings)} embeddings make no map: give at least {FEWEST_POINTS}")
+        raise InputError(f"{len(embeddings)} embeddings make no map: give at least {FEWEST_POINTS}")
     unit = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
     if importlib.util.find_spec("umap") is not None:
         name, places = "UMAP", _umap(unit, seed)
@@ -53,7 +55,7 @@ def _tsne(unit: Floats, seed: int) -> Floats:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ImportError as missing:
-        raise ImportError("the map is drawn by scikit-learn: pip install 'nearfar[training]'") from missing
+        raise MissingPackageError("the map is drawn by scikit-learn: pip install 'nearfar[training]'") from missing
     if np.ptp(unit, axis=0).max() < 1e-7:  # all in one place: principal components of nothing are no numbers
         return np.zeros((len(unit), 2))
     perplexity = min(30.0, (len(unit) - 1) / 3)

@@ -171,8 +171,10 @@ class Measured:
         section.paragraph(
             "From which similarity on do two images show the same? Move the slider. Precision depends on how many of "
             f"the compared pairs are of one class: here {100 * curve.same[0] / (curve.same[0] + curve.other[0]):.2f} %."
-            + ("" if chosen is None else f" The run's threshold, {chosen:.3f}, was calibrated on its validation rows.")
+            + ("" if chosen is None else f" The run's threshold is {chosen:.3f}.")
         )
+        if self.files.threshold_note:
+            section.paragraph(self.files.threshold_note)
         section.markup(widgets.threshold_slider(curve, chosen))
 
     def _picture(self, row: int) -> Markup | None:

@@ -1,6 +1,7 @@
 """The report of a run: `report.html`, from the files of its folder and the embeddings of the rows it is measured on."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +17,40 @@ Floats = npt.NDArray[np.float32]
 BROKEN = 50  # names of broken images
 
 
-def write_run_report(folder: str | os.PathLike[str], embeddings: Floats, table: Table, *, seed: int = 0) -> Path:
+def write_run_report(
+    folder: str | os.PathLike[str],
+    embeddings: Floats,
+    table: Table,
+    *,
+    notes: Sequence[str] = (),
+    seed: int = 0,
+) -> Path:
     """Write `report.html` into a run's folder.
 
     Args:
         folder: a run; what is there of metrics.json, curves.csv, config.yaml and environment.json is shown.
         embeddings: (N, D) of the rows the run is measured on; those of unreadable images are NaN.
         table: these rows.
+        notes: what is to be said of them, such as what has changed since the run began.
         seed: draws the samples that keep the page small.
     """
-    return run_page(folder, embeddings, table, seed=seed).write(Path(folder) / "report.html")
+    return run_page(folder, embeddings, table, notes=notes, seed=seed).write(Path(folder) / "report.html")
 
 
-def run_page(folder: str | os.PathLike[str], embeddings: Floats, table: Table, *, seed: int = 0) -> Page:
+def run_page(
+    folder: str | os.PathLike[str],
+    embeddings: Floats,
+    table: Table,
+    *,
+    notes: Sequence[str] = (),
+    seed: int = 0,
+) -> Page:
     """The page of a run."""
     if len(embeddings) != len(table):
         raise ValueError(f"{len(embeddings)} embeddings for {len(table)} rows of {table.name}: they must be the same")
     files = RunFiles(Path(folder))
     page = Page(f"{table.name}: {files.loss_names}", f"A run of nearfar in {Path(folder).name}")
-    sections.summary(page, files, table)
+    sections.summary(page, files, table, notes)
     sections.curves(page, files)
     Measured(embeddings, table, files, seed).add_to(page)
     _problems(page, embeddings, table)

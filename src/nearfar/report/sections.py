@@ -1,6 +1,7 @@
 """The sections of a run's report that its files alone fill: summary, curves, configuration, environment."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,18 @@ Floats = npt.NDArray[np.float64]
 HEADLINE = ("recall@1", "map@r", "r_precision", "map")
 
 
-def summary(page: Page, files: RunFiles, table: Table) -> None:
-    """What came out, before and after."""
+COLUMNS = {"features": "pretrained features", "start": "start", "trained": "after"}
+
+
+def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()) -> None:
+    """What came out: the verdict, and every candidate."""
     section = page.section("Summary")
     metrics = files.metrics
-    before, after = metrics.get("before") or {}, metrics.get("after") or {}
+    after = metrics.get("after") or {}
     things = "images" if table.images is not None else "rows"
-    cards = [(_shown(name, after[name]), name, _change(name, before, after)) for name in HEADLINE if name in after][:2]
+    if metrics.get("verdict"):
+        section.paragraph(metrics["verdict"])
+    cards = [(_shown(name, after[name]), name, _change(name, metrics)) for name in HEADLINE if name in after][:2]
     if "train_seconds" in metrics:
         cards.append((_duration(metrics["train_seconds"]), f"{metrics.get('steps', 0):,} steps", "of training"))
     cards.append((f"{table.num_classes:,}", "classes measured", f"{len(table):,} {things}"))
@@ -34,21 +40,35 @@ def summary(page: Page, files: RunFiles, table: Table) -> None:
     if (step := best_step(files)) is not None:
         words += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
     section.paragraph(words)
+    for note in notes:
+        section.paragraph(f"Note: {note}.")
     names = [name for name in after if isinstance(after[name], (int, float))]
     main = [name for name in names if name.startswith("recall@") or name in HEADLINE or name.endswith("accuracy")]
+    found = _candidates(metrics)
+    header = ["metric", *(f"{COLUMNS[name]}{' (kept)' if name == metrics.get('kept') else ''}" for name in found)]
     for chosen, fold in ((main, ""), ([name for name in names if name not in main], "All other metrics")):
         if chosen:
-            rows = [
-                [
-                    name,
-                    _shown(name, before[name]) if name in before else "",
-                    _shown(name, after[name]),
-                    _change(name, before, after, short=True),
-                ]
-                for name in chosen
-            ]
-            caption = "" if fold else "Before: the model as training began. Change: in points of per cent."
-            section.table(["metric", "before", "after", "change"], rows, caption=caption, fold=fold)
+            rows = [[name, *(_with_interval(name, own) for own in found.values())] for name in chosen]
+            caption = "" if fold else "With 95 % intervals over classes: what other classes like these would give."
+            section.table(header, rows, caption=caption, fold=fold)
+
+
+def _candidates(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The columns of the table; of runs before candidates were measured, start and after."""
+    found: dict[str, Mapping[str, Any]] = dict(metrics.get("candidates") or {})
+    if not found:
+        known = {"start": metrics.get("before"), "trained": metrics.get("after")}
+        found = {name: {"metrics": values, "intervals": {}} for name, values in known.items() if values}
+    return found
+
+
+def _with_interval(name: str, candidate: Mapping[str, Any]) -> str:
+    if name not in candidate["metrics"]:
+        return ""
+    value, interval = _shown(name, candidate["metrics"][name]), candidate["intervals"].get(name)
+    if interval is None or not value.endswith("%"):
+        return value
+    return f"{value} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
 def best_step(files: RunFiles) -> float | None:
@@ -71,12 +91,14 @@ def _shown(name: str, value: float) -> str:
     return f"{100 * value:.1f} %" if share else number(value)
 
 
-def _change(name: str, before: Mapping[str, float], after: Mapping[str, float], short: bool = False) -> str:
-    """In points of per cent; nothing where a metric is no share or has no value before."""
-    if not all(name in values and _shown(name, values[name]).endswith("%") for values in (before, after)):
+def _change(name: str, metrics: Mapping[str, Any]) -> str:
+    """Against what there was without training, in points of per cent; nothing where that is not known."""
+    found = _candidates(metrics)
+    base: Mapping[str, Any] = next((own["metrics"] for own in found.values() if name in own["metrics"]), {})
+    after = metrics["after"]
+    if not all(name in values and _shown(name, values[name]).endswith("%") for values in (base, after)):
         return ""
-    points = 100 * (after[name] - before[name])
-    return f"{points:+.1f}" if short else f"{points:+.1f} points, from {100 * before[name]:.1f} %"
+    return f"{100 * (after[name] - base[name]):+.1f} points, from {100 * base[name]:.1f} %"
 
 
 def _duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from nearfar.errors import MissingPackageError
 from nearfar.report.markup import Markup
 
 try:
@@ -18,7 +19,7 @@ try:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 except ImportError as missing:
-    raise ImportError("figures are drawn with matplotlib: pip install 'nearfar[training]'") from missing
+    raise MissingPackageError("figures are drawn with matplotlib: pip install 'nearfar[training]'") from missing
 
 INK, FAINT, LINE = "#1b1f24", "#5b6470", "#d9dde3"
 ONE, TWO, THREE, FOUR = "#0072b2", "#c75100", "#00805e", "#a8588a"

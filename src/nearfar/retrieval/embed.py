@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from nearfar.data import SPLITS
+from nearfar.errors import MissingPackageError
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.gallery import Gallery
 from nearfar.retrieval.index import Floats, RetrievalError
@@ -94,7 +95,7 @@ def _write_parquet(
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install 'nearfar[retrieval]'") from None
+        raise MissingPackageError("Parquet files need pyarrow: pip install 'nearfar[retrieval]'") from None
     text = arrow.string()
     fields = [(name, text) for name in ("path", "label", "split")]
     schema = arrow.schema([*fields, ("embedding", arrow.list_(arrow.float32(), encoder.dimension))])

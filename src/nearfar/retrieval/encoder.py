@@ -66,7 +66,7 @@ class Encoder:
 
     @property
     def threshold(self) -> Mapping[str, Any] | None:
-        """What the run has calibrated: from which cosine on two images count as the same."""
+        """What the run has calibrated: from which similarity on two images count as the same."""
         found: Mapping[str, Any] | None = self.model.calibration.get("threshold")
         return found
 
@@ -96,7 +96,7 @@ class Encoder:
             part_of: how many images there are in all, where these are some of them: the share is of all.
             advance: called with the number of images done.
         """
-        device = self._device
+        device = self.model.device
         self.model.eval()
         yield from extract(
             self._network,
@@ -134,13 +134,9 @@ class Encoder:
             result = np.full((len(rows), self.dimension), np.nan, np.float32)
             self.model.eval()
             with torch.inference_mode():
-                taken = torch.from_numpy(features.take(rows[there])).to(self._device)
+                taken = torch.from_numpy(features.take(rows[there])).to(self.model.device)
                 result[there] = self.model.project(taken).float().cpu().numpy()
             yield result
-
-    @property
-    def _device(self) -> torch.device:
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def _network(self, images: Tensor) -> Tensor:
         found: Tensor = self.model(images)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import UnknownNameError
 from nearfar.retrieval import structures
 from nearfar.retrieval.change import FaissChange
 from nearfar.retrieval.index import About, Floats, Hit, Item, Kind, RetrievalError
@@ -39,7 +40,7 @@ class Snapshot:
             found |= {number: (segment, int(places[number])) for number in np.flatnonzero(places >= 0).tolist()}
         for number, name in enumerate(ids):
             if number not in found:
-                raise KeyError(f"there is no image {name} in the index")
+                raise UnknownNameError(f"there is no image {name} in the index")
         return [found[number] for number in range(len(ids))]
 
 

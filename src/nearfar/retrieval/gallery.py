@@ -12,6 +12,7 @@ import nearfar.data
 from nearfar.data import Files, Images, Source, Table, TooManyBrokenImagesError, identity
 from nearfar.data.survey import survey
 from nearfar.data.tables import UNLABELLED
+from nearfar.errors import MissingFileError, NearfarError
 from nearfar.imaging import BrokenImageError
 from nearfar.imaging.listing import EXTENSIONS
 from nearfar.retrieval.index import RetrievalError
@@ -72,7 +73,7 @@ def open_gallery(
     if are_files(data):
         for path in data:
             if not Path(path).is_file():
-                raise FileNotFoundError(f"there is no {path}")
+                raise MissingFileError(f"there is no {path}")
         names = list(dict.fromkeys(str(Path(path).absolute()) for path in data))
         return Gallery(_of_files(names), Texts.of(names))
     if len(data) != 1:
@@ -182,7 +183,7 @@ class Pictures:
         if data not in self._tables:
             try:
                 self._tables[data] = nearfar.data.open(data)
-            except (OSError, ValueError):
+            except (OSError, NearfarError):
                 self._tables[data] = None
         table = self._tables[data]
         if table is None or table.images is None or int(row) >= len(table):

@@ -26,6 +26,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import NearfarError
+
 Floats = NDArray[np.float32]
 Kind = Literal["exact", "hnsw", "ivfpq"]
 Similarity = Literal["cosine", "hamming"]
@@ -33,7 +35,7 @@ KINDS: tuple[Kind, ...] = ("exact", "hnsw", "ivfpq")
 MILVUS = "milvus:"
 
 
-class RetrievalError(ValueError):
+class RetrievalError(NearfarError, ValueError):
     """Something is wrong with an index; the message says what, and what to do."""
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nearfar.errors import MissingPackageError
 from nearfar.retrieval.index import MILVUS, About, Kind, RetrievalError
 
 try:
     from pymilvus import DataType, MilvusClient, MilvusException
 except ImportError as missing:
-    raise ImportError("an index in Milvus needs pymilvus: pip install 'nearfar[milvus]'") from missing
+    raise MissingPackageError("an index in Milvus needs pymilvus: pip install 'nearfar[milvus]'") from missing
 
 COLLECTION = "nearfar"
 LONGEST_ID, LONGEST_LABEL, LONGEST_STATE = 4096, 1024, 1024  # bytes

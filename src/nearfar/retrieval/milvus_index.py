@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import MissingFileError, UnknownNameError
 from nearfar.retrieval.index import MILVUS, About, Floats, Hit, Item, Kind, RetrievalError
 from nearfar.retrieval.milvus_client import (
     LONGEST_ID,
@@ -74,7 +75,7 @@ class MilvusIndex:
         """One that exists."""
         uri, name = split(address)
         if is_file(uri) and not Path(uri).exists():
-            raise FileNotFoundError(f"{uri}: there is no index here; nearfar index RUN --index {MILVUS}{uri} makes one")
+            raise MissingFileError(f"{uri}: there is no index here; nearfar index RUN --index {MILVUS}{uri} makes one")
         client = connected(uri)
         try:
             with told(address):
@@ -167,7 +168,7 @@ class MilvusIndex:
         found = self._rows(ids, fields)
         for name in ids:
             if name not in found:
-                raise KeyError(f"there is no image {name} in the index")
+                raise UnknownNameError(f"there is no image {name} in the index")
         return [found[name] for name in ids]
 
     def __contains__(self, image: str) -> bool:

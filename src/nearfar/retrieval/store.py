@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data.writing import naming
+from nearfar.errors import MissingFileError
 from nearfar.retrieval.index import About, BusyIndexError, DamagedIndexError, RetrievalError
 from nearfar.retrieval.texts import Texts
 from nearfar.training.runs import replacing
@@ -194,7 +195,7 @@ class Store:
         """What counts now."""
         path = self.folder / MANIFEST
         if not path.is_file():
-            raise FileNotFoundError(f"{self.folder}: there is no index here; nearfar index RUN makes one")
+            raise MissingFileError(f"{self.folder}: there is no index here; nearfar index RUN makes one")
         try:
             return Manifest.from_json(path.read_text(encoding="utf-8"))
         except RetrievalError as error:

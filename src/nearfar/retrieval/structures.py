@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import FileError, MissingPackageError
 from nearfar.retrieval.index import Floats, Kind
 
 try:
     import faiss as _faiss
 except ImportError as missing:
-    raise ImportError("an index in a folder needs faiss: pip install 'nearfar[retrieval]'") from missing
+    raise MissingPackageError("an index in a folder needs faiss: pip install 'nearfar[retrieval]'") from missing
 
 faiss: Any = _faiss  # its annotations leave out most of it
 SMALLEST = {"hnsw": 1_000, "ivfpq": 10_000}  # rows below which an exact search is as quick; a structure is not built
@@ -45,7 +46,7 @@ def build(kind: Kind, vectors: NDArray[Any], path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:  # what the disk says, in its words
-        raise OSError(f"{path} could not be written: {error}") from error
+        raise FileError(f"{path} could not be written: {error}") from error
 
 
 def _pieces(dimension: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import NearfarError
 from nearfar.imaging import Source
 from nearfar.report.markup import readable
 from nearfar.retrieval.index import Hit, Index
@@ -28,7 +29,7 @@ THUMBNAIL_BYTES = 64_000_000  # of small pictures that are kept
 UNLABELLED = -1
 
 
-class UnknownItemError(LookupError):
+class UnknownItemError(NearfarError, LookupError):
     """There is no such image in the gallery."""
 
 

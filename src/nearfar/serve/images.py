@@ -28,7 +28,8 @@ class Upload:
 def checked(content: bytes, most_pixels: int) -> Upload:
     """A picture in an allowed format and of a bearable size, or a `BrokenImageError` that says why not.
 
-    Only the header is read. The formats are tried by what the bytes are, whatever the sender calls them.
+    What is refused is refused by its header. The formats are tried by what the bytes are, whatever the sender calls
+    them.
     """
     if not content:
         raise BrokenImageError("the upload", "it is empty")
@@ -36,7 +37,7 @@ def checked(content: bytes, most_pixels: int) -> Upload:
     with broken_if_it_fails(name):
         Image.init()
         opened = Image.open(io.BytesIO(content), formats=[one for one in FORMATS if one in Image.OPEN])
-        width, height = upright_size(opened)
+        width, height = opened.size
         if width < 1 or height < 1:
             raise BrokenImageError(name, "it has no pixels")
         if width * height > most_pixels:
@@ -44,7 +45,7 @@ def checked(content: bytes, most_pixels: int) -> Upload:
         # In compressed data a byte FF is followed by 00, so this is a marker and nothing else.
         if opened.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
             raise BrokenImageError(name, f"refused: it has more than {MOST_SCANS} scans")
-        return Upload(content, width, height)
+        return Upload(content, *upright_size(opened))  # last: Pillow decodes a PNG to see how it is turned
 
 
 def thumbnail(source: Source, side: int) -> bytes:

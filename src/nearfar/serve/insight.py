@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import NearfarError
 from nearfar.evaluation import diagnose
 from nearfar.report import layout, queries
 from nearfar.report.thresholds import Accepted, accepted
@@ -28,7 +29,7 @@ ANCHORS = 1_500  # images compared with all others, for the thresholds
 BINS = 400  # of similarities
 
 
-class NoInsightError(ValueError):
+class NoInsightError(NearfarError, ValueError):
     """The gallery cannot tell; the message says why."""
 
 

@@ -11,6 +11,8 @@ from typing import ParamSpec, TypeVar
 import anyio
 import anyio.to_thread
 
+from nearfar.errors import NearfarError
+
 CLIENTS = 10_000  # that are remembered; the longest silent is forgotten first
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,7 +86,7 @@ def _network(client: str) -> str:
     return str(address)
 
 
-class BusyError(RuntimeError):
+class BusyError(NearfarError, RuntimeError):
     """Too many requests are waiting."""
 
 

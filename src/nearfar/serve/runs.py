@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.errors import NearfarError
 from nearfar.imaging import Source
 from nearfar.report.markup import readable
 from nearfar.retrieval.index import Hit
@@ -21,7 +22,7 @@ Embed = Callable[[Source], NDArray[np.float32]]
 """A picture to its embedding, (1, D); safe to call from several threads."""
 
 
-class UnknownRunError(LookupError):
+class UnknownRunError(NearfarError, LookupError):
     """There is no such run."""
 
 
@@ -57,7 +58,7 @@ class ServedRun:
             "dimension": index.dimension,
             "index": index.kind,
             "threshold": self.gallery.threshold,
-            "threshold_precision": None if index.threshold is None else index.threshold.get("precision"),
+            "threshold_precision": _measured_precision(index.threshold),
             "metrics": {"recall_at_1": metrics.get("recall@1"), "map_at_r": metrics.get("map@r")},
         }
 
@@ -208,3 +209,9 @@ class Serving:
         if key not in self.runs:
             raise UnknownRunError(key)
         return self.runs[key]
+
+
+def _measured_precision(threshold: Mapping[str, Any] | None) -> float | None:
+    """Of a threshold on the test classes; None where that was not measured."""
+    measured = None if threshold is None else threshold.get("measured")
+    return None if measured is None else measured["precision"]

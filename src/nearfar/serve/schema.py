@@ -37,7 +37,7 @@ class RunState(BaseModel):
     dimension: int
     index: str = Field(description="exact, hnsw or ivfpq")
     threshold: float | None = Field(description="From which similarity on two images count as the same.")
-    threshold_precision: float | None = Field(description="That it was calibrated for.")
+    threshold_precision: float | None = Field(description="Of the pairs it accepts, as measured on test classes.")
     metrics: Metrics
 
 

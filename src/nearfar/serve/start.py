@@ -16,7 +16,8 @@ import uvicorn
 from numpy.typing import NDArray
 
 import nearfar.data
-from nearfar.data import SPLITS, Source, TooManyBrokenImagesError
+from nearfar.data import SPLITS, Source
+from nearfar.errors import FileError, InputError, NearfarError
 from nearfar.models.extraction import progress_bar
 from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
@@ -31,10 +32,9 @@ from nearfar.serve.limits import Limits
 from nearfar.serve.runs import About, ServedRun
 from nearfar.serve.security import new_token
 from nearfar.training.finish import tested
+from nearfar.training.kept_split import ROW, parts_of
 from nearfar.training.progress import Display
-from nearfar.training.reading import readable
 from nearfar.training.runs import Run
-from nearfar.training.splits import split
 
 TOKEN = "NEARFAR_TOKEN"
 """The environment variable of a token that stays the same."""
@@ -70,9 +70,9 @@ class Options:
 def serve(runs: Sequence[str | os.PathLike[str]], options: Options) -> None:
     """Serve one run, or two side by side, until the process is told to stop."""
     if not 1 <= len(runs) <= 2:
-        raise ValueError(f"serve takes one run, or two to compare, not {len(runs)}")
+        raise InputError(f"serve takes one run, or two to compare, not {len(runs)}")
     if len(options.indexes) > len(runs):
-        raise ValueError(f"there are {len(options.indexes)} indexes for {len(runs)} runs: give one for each")
+        raise InputError(f"there are {len(options.indexes)} indexes for {len(runs)} runs: give one for each")
     token = None if options.read_only else _token()
     # First of all: a port that is taken shows before minutes of work.
     with contextlib.closing(_listen(options.host, options.port)) as listening:
@@ -146,19 +146,20 @@ def evaluated_of(run: Run) -> Evaluated | None:
     """The images that a run is measured on; None where its data is no longer there."""
     config = run.config
     try:
-        table = nearfar.data.open(config.data.path, config.data.layout)
-        ids = gallery_of(table, config.data.path).ids
-        numbered = replace(table, columns={**table.columns, "row": np.arange(len(table))})
-        rows = tested(split(readable(numbered, 1.0)[0], config.data, config.seed))
-    except (OSError, ValueError, TooManyBrokenImagesError):
+        parts = parts_of(run)
+        ids = gallery_of(nearfar.data.open(config.data.path, config.data.layout), config.data.path).ids
+    except (OSError, NearfarError):
         return None
+    for note in parts.notes:
+        print(f"note: {note}", flush=True)
+    rows = tested(parts)
     if rows is None:
         return None
     everyone = np.ones(len(rows), np.bool_)
     query, gallery = everyone, everyone
     if {"query", "gallery"} <= set(rows.split_names):
         query, gallery = (rows.split_ids == SPLITS.index(name) for name in ("query", "gallery"))
-    return Evaluated(ids.take(rows.columns["row"].tolist()), query, gallery, rows.camera)
+    return Evaluated(ids.take(rows.columns[ROW].tolist()), query, gallery, rows.camera)
 
 
 def _tell_apart(served: Mapping[str, ServedRun]) -> None:
@@ -174,7 +175,7 @@ def _token() -> str:
     if own is None:
         return new_token()
     if len(own) < SHORTEST_TOKEN or not own.isascii() or not own.isprintable() or " " in own:
-        raise ValueError(f"{TOKEN} must have at least {SHORTEST_TOKEN} ASCII characters, without spaces")
+        raise InputError(f"{TOKEN} must have at least {SHORTEST_TOKEN} ASCII characters, without spaces")
     return own
 
 
@@ -189,9 +190,10 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.bind(address)
             unless_it_works.pop_all()
             return listening
-    except OSError as error:
-        raise OSError(
-            f"cannot listen on {host}, port {port}: {error.strerror}. Choose another with --port, or --port 0 for any"
+    except (OSError, OverflowError, UnicodeError) as error:  # of the system; a port, or a name, that cannot be
+        why = getattr(error, "strerror", None) or error
+        raise FileError(
+            f"cannot listen on {host}, port {port}: {why}. Choose another with --port, or --port 0 for any"
         ) from error
 
 

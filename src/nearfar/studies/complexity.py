@@ -8,7 +8,7 @@ Table 1, taken for one batch: comparisons of a batch with all proxies, all pairs
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -102,7 +102,13 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     return Findings({"cost": rows, "exponents": fitted}, drawn, _sentences(fitted))
 
 
-def seconds(loss: LossConfig, batch: int, classes: int, options: Options) -> float:
+def seconds(
+    loss: LossConfig,
+    batch: int,
+    classes: int,
+    options: Options,
+    clock: Callable[[], float] = time.process_time,
+) -> float:
     """The median time of the processor for forward and backward, on random unit vectors, four of a class."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
@@ -111,12 +117,12 @@ def seconds(loss: LossConfig, batch: int, classes: int, options: Options) -> flo
         labels = torch.arange(batch) // PER_CLASS % classes
 
         def steps(count: int) -> float:
-            began = time.process_time()
+            began = clock()
             for _ in range(count):
                 built.zero_grad(set_to_none=True)
                 embeddings.grad = None
                 built(embeddings, labels).backward()
-            return (time.process_time() - began) / count
+            return (clock() - began) / count
 
         count = max(1, math.ceil(SHORTEST / max(steps(1), steps(1), 1e-6)))
         return statistics.median(steps(count) for _ in range(options.repeats))

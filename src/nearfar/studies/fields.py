@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nearfar.errors import InputError
 from nearfar.losses import Loss
 from nearfar.training.build import build_loss
 from nearfar.training.config import LossConfig
@@ -58,7 +59,7 @@ def slopes(loss: Loss, s_n: float, s_p: float) -> tuple[float, float, float]:
         columns = vectors.clone().requires_grad_()
         try:
             value = loss(x, label, ref_emb=columns, ref_labels=torch.tensor([0, 1]))
-        except ValueError as error:
+        except InputError as error:
             name = type(loss).__name__
             raise ConfigError(f"{name} has no field over one positive and one negative: {error}") from error
     else:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from nearfar.data import Pixels, Table, glyphs
+from nearfar.errors import InputError
 from nearfar.losses import Loss
 from nearfar.training.build import build_loss
 from nearfar.training.config import LossConfig
@@ -96,7 +97,7 @@ def spread(classes: int, dimension: int) -> Tensor:
         turn = 2 * math.pi * number / classes
         return torch.stack([turn.cos(), turn.sin()], 1)
     if dimension != 3:
-        raise ValueError(f"toys have 2 or 3 dimensions, not {dimension}")
+        raise InputError(f"toys have 2 or 3 dimensions, not {dimension}")
     height = 1 - (2 * number + 1) / classes
     turn = number * math.pi * (3 - math.sqrt(5))
     radius = (1 - height**2).sqrt()

@@ -24,7 +24,6 @@ from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cell
 from nearfar.studies.sweep import Row, one, over_seeds, per_cent
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig, option
-from nearfar.training.defaults import is_glyphs
 from nearfar.training.measure import embed
 from nearfar.training.options import ConfigError
 
@@ -66,7 +65,7 @@ def families(options: Options, config: TrainConfig, say: Progress | None = None)
         if len(sets) <= len(options.others):
             raise ConfigError("two of the data sets have the same name: tell them apart by the names of their folders")
         return {SETS: sets}
-    if is_glyphs(train):
+    if train.embedded:
         kinds = (ALPHABETS, FACES) if options.by is None else (options.by,)
         if unknown := [kind for kind in kinds if kind not in (ALPHABETS, FACES)]:
             raise ConfigError(f"glyphs differ by alphabets and by faces, not by {unknown[0]}")

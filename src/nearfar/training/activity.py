@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nearfar.errors import InputError
 from nearfar.losses import Loss, SumLoss
 from nearfar.losses.towers import TwoTowerLoss
 
@@ -42,7 +43,7 @@ class Activity:
 def activity(x: Tensor, labels: Tensor, loss: nn.Module) -> Activity:
     """What the loss gets out of embeddings (N, D); it stays as it was, and so do the random generators."""
     if any(isinstance(part, TwoTowerLoss) for part in loss.modules()):
-        raise ValueError(f"{type(loss).__name__} is of two towers: a batch of embeddings and labels says nothing of it")
+        raise InputError(f"{type(loss).__name__} is of two towers: a batch of embeddings and labels says nothing of it")
     with _undisturbed(loss, x.device):
         leaf = x.clone().requires_grad_()
         value = loss(leaf, labels)

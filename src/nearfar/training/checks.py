@@ -1,5 +1,6 @@
 """What is refused before training begins: settings with which it would run, and learn nothing or measure nothing."""
 
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nearfar.data import BatchSampler, Dealt, HierarchicalSampler, PKSampler, PlainSampler
+from nearfar.errors import InputError, InputTypeError
+from nearfar.evaluation.metrics import names
 from nearfar.losses import CenterLoss, CrossBatchMemory, Loss, SelfSupervisedLoss
 from nearfar.losses.towers import TwoTowerLoss
 
@@ -23,11 +26,20 @@ def check_parameters(loss: nn.Module, *optimisers: Optimizer) -> None:
     if still:
         described = ", ".join(f"{name} {tuple(p.shape)}" for name, p in still.items())
         verb = "is" if len(still) == 1 else "are"
-        raise ValueError(
+        raise InputError(
             f"of {type(loss).__name__}, {described} {verb} in no optimiser and would never be learned: give it "
             "loss.parameters() too, as nearfar.training.optimisers.parameter_groups does, or call "
             "requires_grad_(False) on what is not to be learned"
         )
+
+
+def check_metric(metric: str, ks: Sequence[int]) -> None:
+    """Refuse a metric that would not be measured."""
+    known = names(None, ks)
+    if metric not in known:
+        near = difflib.get_close_matches(metric, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise InputError(f"the best epoch cannot be chosen by {metric!r}, which is not measured: {hint}")
 
 
 def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> None:
@@ -40,7 +52,7 @@ def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> Non
     """
     ids = np.asarray(labels)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError(f"labels must be class ids (N,), integers, not {ids.dtype} {ids.shape}")
+        raise InputTypeError(f"labels must be class ids (N,), integers, not {ids.dtype} {ids.shape}")
     if isinstance(sampler, Dealt):  # the same batches
         sampler = sampler.sampler
     _check_views(loss)
@@ -61,7 +73,7 @@ def check_classes(train_labels: Labels, test_labels: Labels) -> None:
     if shared.dtype.kind in "iu":
         shared = shared[shared != -1]
     if len(shared):
-        raise ValueError(
+        raise InputError(
             f"{len(shared):,} classes are both trained on and tested ({_some(shared)}), so the test would not be of "
             "unseen classes: split the data by class (data.split=classes), or, if the classes to search for are the "
             "known ones, by image (data.split=images)"
@@ -72,7 +84,7 @@ def _check_views(loss: nn.Module) -> None:
     for part in loss.modules():
         if isinstance(part, TwoTowerLoss | SelfSupervisedLoss):
             name = type(part).__name__
-            raise ValueError(
+            raise InputError(
                 f"{name} compares two views of every sample (an image and its caption, or two crops), and has no place "
                 "for class labels: with labelled images use NTXentLoss or SupConLoss, or call "
                 f"{name} in a loop of your own"
@@ -82,22 +94,22 @@ def _check_views(loss: nn.Module) -> None:
 def _check_class_ids(sampler: BatchSampler, ids: npt.NDArray[Any], loss: nn.Module) -> None:
     known = ids[ids != -1]
     if not len(known):
-        raise ValueError("no row has a class: there is nothing to learn from")
+        raise InputError("no row has a class: there is nothing to learn from")
     if len(known) < len(ids) and isinstance(sampler, PlainSampler):  # the others leave them out
-        raise ValueError(
+        raise InputError(
             f"{len(ids) - len(known):,} rows have no class, and a plain sampler draws them too: leave them out of the "
             "table, or use another sampler"
         )
     classes = len(np.unique(known))
     if classes < 2:
-        raise ValueError(
+        raise InputError(
             "all rows are of one class: there is nothing to tell it from. A folder of images needs a folder per class"
         )
     for part in loss.modules():
         owned = _classes_of(part)
         if owned is not None and not 0 <= known.min() <= known.max() < owned:
             few = "" if classes > owned else f"; there are {classes:,}, which may be numbered from 0 on"
-            raise ValueError(
+            raise InputError(
                 f"class ids go from {known.min()} to {known.max()}, but {type(part).__name__} has "
                 f"num_classes={owned}, which is for ids from 0 to {owned - 1}{few}"
             )
@@ -125,23 +137,23 @@ def comparing_samples(loss: nn.Module) -> Iterator[Loss]:
 def _check_pairs(sampler: BatchSampler, ids: npt.NDArray[Any], name: str) -> None:
     """Two different rows of a class in some batch, and two classes."""
     if np.unique(ids[ids != -1], return_counts=True)[1].max() < 2:
-        raise ValueError(
+        raise InputError(
             f"every class has one image alone, so no two images belong together and {name} has no positive pairs: it "
             "needs classes of two images or more"
         )
     if isinstance(sampler, PKSampler | HierarchicalSampler) and sampler.k < 2:
-        raise ValueError(
+        raise InputError(
             f"k={sampler.k} image of each class in a batch makes no positive pairs, which {name} needs: use k=2 or "
             "more, or a loss that compares with class weights or proxies, such as ProxyAnchorLoss"
         )
     positives, negatives = _pairs_drawn(sampler, ids)
     if not negatives:
-        raise ValueError(
+        raise InputError(
             f"batches of {sampler.batch_size} hold one class alone, so there are no negative pairs, which {name} "
             "needs: draw two classes or more into each (p=2 or more, or a larger batch)"
         )
     if not positives:
-        raise ValueError(
+        raise InputError(
             f"batches of {sampler.batch_size} from {len(np.unique(ids)):,} classes hold no two images of one class, "
             f"so there are no positive pairs, which {name} needs: draw several images of each class (the sampler pk), "
             "or use a loss that compares with class weights or proxies, such as ProxyAnchorLoss"

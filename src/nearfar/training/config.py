@@ -9,10 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nearfar.errors import InputError
+
 
 def option(default: Any, text: str) -> Any:
     """A field with what `--help` says of it."""
     return field(default=default, metadata={"help": text})
+
+
+def _check_least(least: int, **values: int | None) -> None:
+    """Refuse numbers that nothing could be done with."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise InputError(f"{name}={value} must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -26,10 +35,16 @@ class DataConfig:
         "auto: as the data says; where it does not, classes in halves, or images where there are fewer than 8 classes. "
         "classes: test on classes that are not trained on. images: test on other images of the same classes",
     )
-    validation: float = option(
-        0.1,
+    validation: float | None = option(
+        None,
         "share of the training classes (of the images, if split by image) held out to choose the best epoch, where the "
-        "data has no validation split; 0: none, and the last epoch is kept",
+        "data has no validation split; 0: none, and the last epoch is kept; default: 0.1, or folds",
+    )
+    folds: int | None = option(
+        None,
+        "cross-fitting: the training classes are held out in so many folds, and a model is trained for each, to choose "
+        "what is kept and to calibrate its threshold; 1: validation classes are held out once. Default: 3 where fewer "
+        "than 20 classes would be held out, with freeze or up to 2,000 images; else 1",
     )
     size: int | tuple[int, int] | None = option(None, "side of the images, or height,width; default: the backbone's")
     test_size: int | tuple[int, int] | None = option(
@@ -51,9 +66,10 @@ class DataConfig:
     pad: int | None = option(None, "shift by up to so many pixels in training; default: 0, of glyphs 2")
     interpolation: Literal["bilinear", "bicubic"] | None = option(None, "default: the backbone's")
     workers: int | None = option(None, "processes that load images; default: one per spare core, of glyphs none")
-    max_broken: float = option(
-        0.25, "fraction of all images that may be unreadable before that is an error; they are left out, and listed"
-    )
+    max_broken: float = option(0.25, "share of all images that may be unreadable and left out; more are an error")
+
+    def __post_init__(self) -> None:
+        _check_least(0, workers=self.workers)
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,9 @@ class SamplerConfig:
     k: int = option(4, "images of each class in a batch")
     s: int = option(2, "super-classes in a batch (hierarchical)")
     batch_size: int | None = option(None, "images in a batch, of each device; default: 128, with freeze 512")
+
+    def __post_init__(self) -> None:
+        _check_least(1, k=self.k, s=self.s)
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ class ModelConfig:
     layer_norm: bool = option(False, "normalise the features before the head")
     parts: tuple[int, ...] = option((1,), "stripes of the map, each with a head of its own, such as 1,2,3")
     head_start: Literal["random", "pca", "pca-whiten"] | None = option(
-        None, "how the head starts; default: pca-whiten with pretrained weights, else random"
+        None, "how the head starts; default: pca with pretrained weights, else random"
     )
     freeze: bool = option(False, "train the head alone, on features computed once and cached: seconds, not hours")
     freeze_to: str | None = option(
@@ -130,7 +149,7 @@ class OptimiserConfig:
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = option("adamw", "the optimiser")
     lr: float | None = option(
-        None, "base rate; default: 1e-4, for heads on cached features 1e-3, for random weights 3e-3"
+        None, "base rate; default: 1e-4, for heads on cached features 3e-4, for random weights 3e-3"
     )
     trunk: float = option(1.0, "times lr: rate of the trunk")
     head: float = option(1.0, "times lr: rate of the head")
@@ -163,7 +182,24 @@ class EvaluationConfig:
         False, "measure the test rows as often, for a curve; they decide nothing, and that takes its time"
     )
     flip: bool = option(False, "average the embeddings of an image and its mirror image")
-    target_precision: float = option(0.95, "of the calibrated threshold: share of true matches among the accepted")
+    keep: Literal["best", "trained"] | None = option(
+        None,
+        "best: of the pretrained features, the model as it starts and the trained one, what is best on held-out "
+        "classes. trained: the trained model, whatever it is worth. Default: best, unless a dimension or a hashing "
+        "head is asked for",
+    )
+    target_precision: float = option(
+        0.95, "that the threshold is calibrated for: share of pairs that are the same among those it accepts"
+    )
+    target_far: float | None = option(
+        None, "calibrate the threshold for this false accept rate instead: share of other pairs that it accepts"
+    )
+    share: float | None = option(
+        None, "of same pairs among those that will be compared, which precision depends on; default: as in the data"
+    )
+
+    def __post_init__(self) -> None:
+        _check_least(1, every=self.every)
 
 
 @dataclass(frozen=True)
@@ -172,6 +208,9 @@ class CheckpointConfig:
 
     seconds: float = option(120.0, "between two checkpoints")
     steps: int | None = option(None, "between two checkpoints, in place of seconds")
+
+    def __post_init__(self) -> None:
+        _check_least(1, steps=self.steps)
 
 
 @dataclass(frozen=True)
@@ -200,6 +239,11 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    budget: str | None = option(
+        None,
+        "a time in which the run is to end, measuring included, such as 10min or 1h30min: what is trained, the size of "
+        "the images and the epochs are chosen so that it does",
+    )
     epochs: int | None = option(None, "passes over the training images; default: 20, of glyphs 12, with freeze 40")
     max_steps: int | None = option(None, "stop after so many steps, whatever epochs says")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option("32-true", "arithmetic of the network")
@@ -212,3 +256,7 @@ class TrainConfig:
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = option((), "besides curves.csv")
     log_every: int = option(10, "steps between two rows of curves.csv")
     out: str | None = option(None, "folder of the run; default: runs/DATA-LOSS-NUMBER")
+
+    def __post_init__(self) -> None:
+        _check_least(0, seed=self.seed)
+        _check_least(1, devices=self.devices, nodes=self.nodes, log_every=self.log_every)

@@ -15,14 +15,14 @@ GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
 PROXY_RATES = {"adamw": 100.0, "adam": 100.0, "rmsprop": 100.0}  # as Proxy-Anchor has it; sgd has 1, as faces do
 
 
-def is_glyphs(table: Table) -> bool:
-    """Whether it is the embedded data set: small grey characters, for which the defaults of photographs are wrong."""
-    return table.name == "glyphs"
+def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> TrainConfig:
+    """The configuration with every None chosen that does not need the built model.
 
-
-def resolve(config: TrainConfig, train: Table) -> TrainConfig:
-    """The configuration with every None chosen that does not need the built model; `train` are the training rows."""
-    small = is_glyphs(train)
+    Args:
+        train: the training rows.
+        fewest: as many of them as the smallest fold trains on.
+    """
+    small = train.embedded
     model = config.model if train.images is not None else _without_trunk(config, train)
     backbone = model.backbone or ("convnet" if small else "efficientnet-lite0")
     pretrained = backbone == "features" or is_pretrained(backbone, model.weights)
@@ -34,11 +34,12 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
             "--backbone, or --weights FILE"
         )
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
+    start = model.head_start or ("pca" if pretrained and model.head in ("linear", "mlp") else "random")
     dimension = model.dimension or _dimension(model.head, small)
-    start = model.head_start
-    if start is None:
-        enough = dimension is not None and len(train) > dimension  # fewer images have fewer principal components
-        start = "pca-whiten" if pretrained and enough and model.head in ("linear", "mlp") else "random"
+    if model.dimension is None and dimension is not None and start != "random":
+        components = (len(train) if fewest is None else fewest) - 1  # n images vary in n - 1 directions
+        dimension = max(1, min(dimension, components // sum(model.parts) * sum(model.parts)))
+    keep = config.evaluation.keep or ("trained" if model.dimension is not None or model.head == "hash" else "best")
     model = replace(
         model,
         backbone=backbone,
@@ -57,7 +58,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
     )
     optimiser = replace(
         config.optimiser,
-        lr=config.optimiser.lr or (3e-3 if not pretrained else 1e-3 if model.freeze else 1e-4),
+        lr=config.optimiser.lr or (3e-3 if not pretrained else 3e-4 if model.freeze else 1e-4),
         proxies=PROXY_RATES.get(config.optimiser.name, 1.0)
         if config.optimiser.proxies is None
         else config.optimiser.proxies,
@@ -70,6 +71,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         loss=losses,
         class_start=config.class_start or ("random" if model.head_start == "random" else "means"),
         optimiser=optimiser,
+        evaluation=replace(config.evaluation, keep=keep),
         epochs=config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20),
     )
 

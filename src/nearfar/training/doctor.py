@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nearfar.errors import InputError
 from nearfar.evaluation.spectrum import spectrum
 from nearfar.losses import Loss
 from nearfar.training.activity import NOTHING, Activity, activity, share_a_label
@@ -124,16 +125,16 @@ def diagnose_batch(embeddings: Tensor, labels: Tensor, loss: nn.Module | None = 
         (1.0, 0.0, 0, 8)
     """
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"embeddings must be (N, D), floating numbers, not {embeddings.dtype} {tuple(embeddings.shape)}"
         )
     if labels.ndim not in (1, 2) or len(labels) != len(embeddings):
-        raise ValueError(f"labels must be (N,) or (N, L) with N = {len(embeddings)}, not {tuple(labels.shape)}")
+        raise InputError(f"labels must be (N,) or (N, L) with N = {len(embeddings)}, not {tuple(labels.shape)}")
     x = embeddings.detach()
     finite = x.isfinite().all(1)
     x, own = x[finite], labels.to(x.device)[finite]
     if len(x) < 2:
-        raise ValueError(
+        raise InputError(
             f"of {len(embeddings)} embeddings, {len(x)} are finite numbers: a diagnosis needs two at least"
         )
     wide = x.double()

@@ -4,16 +4,22 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 import nearfar.data
 from nearfar.data import Table
+from nearfar.data.splits import halves_note
+from nearfar.data.survey import survey
 from nearfar.models.extraction import progress_bar
 from nearfar.training.build import prepared
-from nearfar.training.config import DataConfig, TrainConfig
+from nearfar.training.config import DataConfig
 from nearfar.training.finish import tested
+from nearfar.training.kept_split import KeptSplit, parts_of
 from nearfar.training.measure import embed, measure
 from nearfar.training.options import ConfigError
+from nearfar.training.prepare import left_out
 from nearfar.training.runs import Run
-from nearfar.training.splits import split
+from nearfar.training.splits import TRAIN, VAL
 
 
 def evaluate(
@@ -27,14 +33,14 @@ def evaluate(
     device: str = "cpu",
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Metrics of a run's model, as `nearfar.evaluation.retrieval_metrics` gives them.
+    """Metrics of a run's model, as `nearfar.evaluation.retrieval_metrics` gives them; "notes" say what was left out.
 
     Args:
         run: a run, or its folder.
-        data: what `nearfar.data.open` opens, or a table: its test rows are measured, or all rows where none are for
-            testing. By default, the run's own data and its test rows.
+        data: what `nearfar.data.open` opens, or a table: its test rows are measured, or all rows where it has no split
+            of its own. By default, the run's own test rows. Images that the run was trained on are never measured.
         ks: for recall@k; by default the run's.
-        ci: add bootstrap intervals.
+        ci: add bootstrap intervals, over classes.
         flip: average an image and its mirror image; by default as the run does.
         size: side of the images; by default that of the run.
         device: where the network computes.
@@ -44,7 +50,7 @@ def evaluate(
     config = run.config
     if flip is not None:
         config = replace(config, evaluation=replace(config.evaluation, flip=flip))
-    table, model = rows_of(config, data), run.model(device)
+    (table, notes), model = rows_of(run, data), run.model(device)
     if size is not None:
         if size < 1:
             raise ConfigError(f"the side of images must be at least 1 pixel, not {size}")
@@ -54,16 +60,30 @@ def evaluate(
     metrics = measure(embeddings, table, ks or config.evaluation.ks, ci=ci)
     if not metrics:
         raise ConfigError(f"{table.name}: no two rows have the same label, so there is nothing to find")
-    return {"data": table.name, "images": len(table), **metrics}
+    return {"data": table.name, "images": len(table), "notes": notes, **metrics}
 
 
-def rows_of(config: TrainConfig, data: str | os.PathLike[str] | Table | None) -> Table:
-    """The rows to measure."""
+def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Table, tuple[str, ...]]:
+    """The rows to measure a run on, and what is to be said of them: nothing that it was trained on is among them.
+
+    Args:
+        data: other data: its test rows, or all rows where it has no split of its own. By default the run's own test
+            rows, as its split has them.
+    """
     if data is None:
-        own = tested(split(nearfar.data.open(config.data.path, config.data.layout), config.data, config.seed))
+        parts = parts_of(run)
+        own = tested(parts)
         if own is None:
-            raise ConfigError(f"{config.data.path} has neither test nor validation rows: give other data")
-        return own
+            raise ConfigError(f"{run.config.data.path} has neither test nor validation rows: give other data")
+        return own, parts.notes
     table = data if isinstance(data, Table) else nearfar.data.open(data)
-    held_out = [name for name in table.split_names if name not in ("train", "val")]
-    return table.split(*held_out) if held_out else table
+    found = survey(table)
+    found.check(table, run.config.data.max_broken)
+    kept = KeptSplit.load(run)
+    seen, told = kept.seen_in(table, found) if kept is not None else (np.zeros(len(table), np.bool_), ())
+    if halves_note(table.num_classes) not in table.notes and not set(table.split_names) <= {"train", "val"}:
+        seen = seen | np.isin(table.split_ids, (TRAIN, VAL))  # a split of its own says what is for testing
+    rows = table.select(found.readable & ~seen)
+    if not len(rows):
+        raise ConfigError(f"{table.name} has no image that {run.folder} was not trained on: nothing can be measured")
+    return rows, (*left_out(table, found), *told)

@@ -1,23 +1,32 @@
-"""The end of a run: the best model, its threshold, what it is worth on the test rows, and the report."""
+"""The end of a run: the best of features, start and trained model, its threshold, what it is worth on the test rows."""
 
 import time
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
 
 from nearfar.data import Table
 from nearfar.models import Embedder
+from nearfar.training import thresholds
+from nearfar.training.candidates import Measured, best_of, features_alone, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
+from nearfar.training.crossfit import Choice
+from nearfar.training.fit import Fitted
+from nearfar.training.held_out import HeldOut, held_out_of
 from nearfar.training.learner import Learner
-from nearfar.training.measure import Floats, embed, measure, threshold_for
+from nearfar.training.measure import Floats, embed
+from nearfar.training.prepare import Prepared
 from nearfar.training.progress import Display, print_table
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts
 from nearfar.training.world import World
 
 SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map")
+COLUMNS = {"features": "features", "start": "start", "trained": "after"}
 
 
 def tested(parts: Parts) -> Table | None:
@@ -25,78 +34,131 @@ def tested(parts: Parts) -> Table | None:
     return parts.test if parts.test is not None else parts.val
 
 
-def measure_before(
-    embedder: Embedder,
-    parts: Parts,
-    config: TrainConfig,
-    world: World | None = None,
-    display: Display | None = None,
-) -> dict[str, float]:
-    """The metrics of the model as it starts."""
-    table = tested(parts)
-    if table is None:
-        return {}
-    share = len(table) // (world or World()).size
-    with (display or Display(quiet=True)).looking("test images", share) as advance:
-        embeddings = embed(embedder, table, config, world, advance)
-    return numbers(measure(embeddings, table, config.evaluation.ks, world=world))
+@dataclass
+class _Candidates:
+    """The embedders that a run may keep; of two of them, the states of one network."""
 
+    embedder: Embedder
+    config: TrainConfig
+    states: dict[str, Mapping[str, Any]]
+    features: Embedder | None
 
-def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Those metrics that are numbers."""
-    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    @property
+    def names(self) -> list[str]:
+        return ["features", *self.states] if self.features is not None else [*self.states]
+
+    def model(self, name: str) -> Embedder:
+        """The embedder itself; another call may change it."""
+        if name == "features":
+            assert self.features is not None
+            return self.features
+        self.embedder.load_state_dict(self.states[name])
+        return self.embedder.eval()
+
+    def embed(self, name: str, table: Table, world: World, display: Display) -> Floats:
+        """Embeddings of a table's rows."""
+        config = self.config if name == "trained" else on_cached_features(self.config)
+        with display.looking(f"images, {COLUMNS[name]}", len(table) // world.size) as advance:
+            return embed(self.model(name), table, config, world, advance)
 
 
 def finish(
-    run: Run,
-    learner: Learner,
-    parts: Parts,
-    best: dict[str, Any] | None,
-    seconds: float,
-    display: Display,
-    world: World | None = None,
+    run: Run, fitted: Fitted, prepared: Prepared, choice: Choice | None, display: Display, world: World | None = None
 ) -> None:
-    """Take the best model, calibrate it on the validation rows, measure it on the test rows, and save it.
+    """Choose what is kept, calibrate it on held-out rows, measure all candidates on the test rows, and save.
 
     Of several processes each embeds its part, and the first one writes.
     """
-    config, embedder, world = learner.config, learner.embedder, world or World()
+    config, parts, world = prepared.config, prepared.parts, world or World()
     world.wait()  # until the best model is written
-    if best is not None:
-        embedder.load_state_dict(run.load_checkpoint("best")["embedder"])
-    elif learner.ema is not None:
-        _take_average(embedder, learner)
-    embedder.eval()
-    threshold, note = _threshold(embedder, parts, config, world)
-    embedder.calibration = {} if threshold is None else {"threshold": threshold}
-    if world.first:
-        embedder.save(run.folder)
+    candidates = _candidates(run, fitted, config, chosen=choice is not None)
+    kept, values, held_out = _chosen(run, candidates, parts, choice, world, display)
     began = time.monotonic()
     table = tested(parts)
-    after: dict[str, float] = {}
+    measured: dict[str, Measured] = {}
     if table is not None:
-        display.note(f"measuring the {'best' if best else 'last'} model on {len(table):,} images")
-        with display.looking("test images", len(table) // world.size) as advance:
-            embeddings = embed(embedder, table, config, world, advance)
-        after = numbers(measure(embeddings, table, config.evaluation.ks, world=world))
+        display.note(f"measuring on {len(table):,} images")
+        for name in candidates.names:
+            embeddings = candidates.embed(name, table, world, display)
+            measured[name] = Measured.of(embeddings, table, config, world)
+            if name == kept:
+                shown = embeddings
+    after = measured[kept].metrics if kept in measured else choice.metrics if choice is not None else {}
     if not world.first:
         return
+    model = candidates.model(kept)
+    threshold, note = thresholds.of_run(
+        held_out,
+        config.evaluation,
+        parts.table.labels,
+        codes=model.settings.head == "hash",
+        test=(shown, parts.test.labels) if parts.test is not None else None,
+        seed=config.seed,
+    )
+    model.label_names = candidates.embedder.label_names
+    model.calibration = {} if threshold is None else {"threshold": threshold}
+    model.save(run.folder)
+    classes = table.num_classes if table is not None else parts.train.num_classes
+    what = f"{classes:,} {'unseen' if parts.open_set else 'known'} classes"
+    said = verdict(kept, measured, values, config.evaluation.metric, what) if measured else ""
     run.write_metrics(
         {
-            "after": after,
+            "before": dict(measured["start"].metrics) if "start" in measured else {},
+            "after": dict(after),
+            "candidates": {name: found.to_dict() for name, found in measured.items()},
+            "kept": kept,
+            "held_out": values,
+            "verdict": said,
             "measured_on": "test" if parts.test is not None else "validation",
+            "classes": classes,
             "open_set": parts.open_set,
-            "best": best,
-            "steps": learner.done,
+            "best": fitted.best,
+            "steps": fitted.learner.done,
             "threshold": threshold,
-            "train_seconds": round(seconds, 3),
+            "threshold_note": note,
+            "train_seconds": round(fitted.seconds, 3),
             "test_seconds": round(time.monotonic() - began, 3),
         }
     )
     if table is not None:
-        write_report(run, embeddings, table, config)
+        write_report(run, shown, table, config)
     if not display.quiet:
-        report(run, note)
+        report(run)
+
+
+def _candidates(run: Run, fitted: Fitted, config: TrainConfig, *, chosen: bool) -> _Candidates:
+    """Everything that may be kept; the trained model is that of the best step, where validation rows chose one."""
+    embedder, learner = fitted.learner.embedder, fitted.learner
+    if fitted.best is not None and not chosen:
+        embedder.load_state_dict(run.load_checkpoint("best")["embedder"])
+    elif learner.ema is not None:
+        _take_average(embedder, learner)
+    states: dict[str, Mapping[str, Any]] = {}
+    if run.has_checkpoint("start"):
+        states["start"] = run.load_checkpoint("start")["embedder"]
+    states["trained"] = {name: value.detach().clone() for name, value in embedder.state_dict().items()}
+    return _Candidates(embedder, config, states, features_alone(config))
+
+
+def _chosen(
+    run: Run, candidates: _Candidates, parts: Parts, choice: Choice | None, world: World, display: Display
+) -> tuple[str, dict[str, float], HeldOut | None]:
+    """What is kept, the metric by which it was chosen, and the held-out rows as it embeds them."""
+    if choice is not None:
+        return choice.kept, dict(choice.values), held_out_of(run)
+    if parts.val is None:
+        return "trained", {}, None
+    config, metric = candidates.config, candidates.config.evaluation.metric
+    embeddings = {name: candidates.embed(name, parts.val, world, display) for name in candidates.names}
+    found = {name: Measured.of(x, parts.val, config, world).metrics for name, x in embeddings.items()}
+    values = {name: float(metrics[metric]) for name, metrics in found.items() if metric in metrics}
+    kept = "trained"
+    if config.evaluation.keep == "best" and "trained" in values:
+        kept = best_of(values)
+    held_out = HeldOut(embeddings[kept], parts.val.labels, np.zeros(len(parts.val), np.int64), parts.open_set)
+    if world.first:
+        held_out.save(run)
+    return kept, values, held_out
 
 
 def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig) -> None:
@@ -113,47 +175,35 @@ def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig
         )
 
 
-def _take_average(embedder: nn.Module, learner: Learner) -> None:
+def _take_average(embedder: Embedder, learner: Learner) -> None:
     assert learner.ema is not None
     state = learner.ema.state_dict()["average"]
     assert isinstance(state, dict)
     embedder.load_state_dict(state)
 
 
-def _threshold(
-    embedder: Embedder, parts: Parts, config: TrainConfig, world: World
-) -> tuple[dict[str, Any] | None, str]:
-    """A threshold for "the same", and a line about it."""
-    wished = config.evaluation.target_precision
-    if parts.val is None:
-        return None, "no threshold: there are no validation rows to calibrate it on"
-    try:
-        found = threshold_for(embed(embedder, parts.val, config, world), parts.val.labels, wished, config.seed)
-    except ValueError as error:
-        return None, f"no threshold: {error}"
-    return found.to_dict(), (
-        f"two images show the same from a similarity of {found.threshold:.3f} on: "
-        f"{found.precision:.1%} of such pairs do, and {found.tar:.1%} of those that do are found (validation)"
-    )
-
-
-def report(run: Run, note: str = "") -> None:
-    """Print before and after, and what to do next."""
+def report(run: Run) -> None:
+    """Print the candidates, the verdict, and what to do next."""
     metrics, config = run.metrics, run.config
-    before, after = metrics.get("before", {}), metrics["after"]
+    after, found = metrics["after"], metrics["candidates"]
     names = [name for name in SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
     name = Path(config.data.path).name
-    what = f"{'unseen' if metrics['open_set'] else 'known'} classes of {name} ({metrics['measured_on']})"
+    classes = f"{metrics['classes']:,} {'unseen' if metrics['open_set'] else 'known'} classes"
     columns = {
-        name: {key: values[key] for key in names if key in values}
-        for name, values in (("before", before), ("after", after))
+        f"{COLUMNS[name]}{' (kept)' if name == metrics['kept'] else ''}": {
+            key: _with_interval(own["metrics"][key], own["intervals"].get(key))
+            for key in names
+            if key in own["metrics"]
+        }
+        for name, own in found.items()
     }
-    print_table(what, columns)
+    print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
     best = metrics["best"]
     if best is not None:
         print(f"best of validation ({config.evaluation.metric} {best['value']:.1%}) at step {best['step']:,}")
-    if note:
-        print(note)
+    for line in (metrics["verdict"], *to_try(metrics, config), metrics["threshold_note"]):
+        if line:
+            print(line)
     print(f"trained {metrics['steps']:,} steps in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
     if (run.folder / "report.html").is_file():
         print(f"look at it:            {run.folder / 'report.html'}")
@@ -164,3 +214,18 @@ def report(run: Run, note: str = "") -> None:
     print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
     print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
     print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed({given})')
+
+
+def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
+    return f"{value:.1%}" if interval is None else f"{value:.1%} [{100 * interval[0]:.0f}, {100 * interval[1]:.0f}]"
+
+
+def to_try(metrics: Mapping[str, Any], config: TrainConfig) -> list[str]:
+    """What may help where training did not."""
+    if metrics["kept"] == "trained":
+        return []
+    ideas = []
+    if config.model.freeze and config.model.backbone != "features":
+        ideas.append("the whole network (without --freeze)")
+    ideas += ["more classes to train on", "another loss (nearfar compare)", "--keep trained, to keep the trained model"]
+    return [f"what to try: {', '.join(ideas[:-1])}, or {ideas[-1]}"]

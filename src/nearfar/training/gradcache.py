@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from nearfar.errors import InputError
+
 
 class GradCache:
     """Equal to this, in the memory of one chunk:
@@ -60,7 +62,7 @@ class GradCache:
         autocast: Callable[[], AbstractContextManager[object]] | None = None,
     ):
         if chunk < 1:
-            raise ValueError(f"chunk={chunk} must be a number of samples, at least 1")
+            raise InputError(f"chunk={chunk} must be a number of samples, at least 1")
         self.model, self.loss, self.chunk = model, loss, chunk
         self.autocast = autocast or nullcontext
 
@@ -118,7 +120,7 @@ def check_batch_norm(model: nn.Module) -> None:
     ]
     if names:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ValueError(
+        raise InputError(
             f"the model normalises by the statistics of its batch ({names[0]}{others}), so embedding it in chunks "
             "would not give the gradients of the whole batch: freeze batch normalisation (freeze_batch_norm=True of "
             "the model), or train without chunks"
@@ -127,7 +129,7 @@ def check_batch_norm(model: nn.Module) -> None:
 
 def _start(loss: Tensor, backward: Callable[[Tensor], object] | None) -> None:
     if loss.ndim:
-        raise ValueError(f"the loss has shape {tuple(loss.shape)}, but a step needs one number: give it a reduction")
+        raise InputError(f"the loss has shape {tuple(loss.shape)}, but a step needs one number: give it a reduction")
     if backward is None:
         torch.autograd.backward(loss)
     else:

@@ -1,15 +1,18 @@
 """`launch`: training in several processes of this machine. Beyond it, torchrun and srun do the same."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nearfar.errors import NearfarError
 from nearfar.training.options import ConfigError
 from nearfar.training.runs import RunError
 from nearfar.training.world import accelerator_of
@@ -19,7 +22,8 @@ GRACE = 300  # seconds in which processes that are told to stop may finish a ste
 
 def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
     """Call `worker(*arguments)` in so many new processes, connected as torchrun connects them, and give what the first
-    returns. If one of them fails, all are ended, and `RunError` says what the first to fail said.
+    returns. If one of them fails, all are ended. What the first to fail raised is raised here, if it is an error for
+    users; else it is a bug, and a `RuntimeError` has its traceback. If a signal ended it, `RunError` says which.
 
     Worker and arguments are pickled. Python starts each process by importing the main module again, so a script that
     comes here needs the usual `if __name__ == "__main__":`.
@@ -41,14 +45,32 @@ def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
         shutdown_timeout=GRACE,
         signals_to_handle="SIGTERM,SIGINT",
     )
+    told = multiprocessing.get_context("spawn").SimpleQueue()
     with _one_machine(processes):
         try:
-            return elastic_launch(config, worker)(*arguments)[0]
+            return elastic_launch(config, _telling)(told, worker, *arguments)[0]
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            raise RunError(f"process {rank} of {processes} ended: {said(failure)}") from error
+            if failure.exitcode < 0 or told.empty():
+                raise RunError(f"process {rank} of {processes} ended: {said(failure)}") from error
+            rank, first = told.get()  # of several: the others lost their connection to it
+            if isinstance(first, NearfarError):
+                raise first from error
+            raise RuntimeError(f"process {rank} of {processes} ended:\n{first}") from None
         except SignalException:  # they were told, and have saved
             return None
+
+
+def check_accelerator(name: str) -> None:
+    """Refuse what Lightning does not know, or does not find here."""
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+
+    kinds = {kind: AcceleratorRegistry[kind]["accelerator"] for kind in sorted(AcceleratorRegistry)}
+    if name not in ("auto", "gpu", *kinds):
+        raise ConfigError(f"there is no accelerator {name}: there are auto, gpu, {', '.join(kinds)}")
+    meant = [] if name == "auto" else ["cuda", "mps"] if name == "gpu" else [name]
+    if meant and not any(kinds[kind].is_available() for kind in meant):
+        raise ConfigError(f"accelerator={name}, but this machine has none: leave it out, or take cpu")
 
 
 def check_devices(accelerator: str, devices: int) -> None:
@@ -70,6 +92,15 @@ def said(failure: Any) -> str:
     if isinstance(message, dict):
         message = message.get("message", "")
     return str(message).strip() or failure.signal_name()
+
+
+def _telling(told: Any, worker: Callable[..., Any], *arguments: Any) -> Any:
+    """What each process calls. torch would keep the words of its error, but not the type."""
+    try:
+        return worker(*arguments)
+    except Exception as error:
+        told.put((os.environ["RANK"], error if isinstance(error, NearfarError) else traceback.format_exc()))
+        raise
 
 
 @contextmanager

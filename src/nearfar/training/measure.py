@@ -12,13 +12,12 @@ from torch.nn import functional
 
 from nearfar.data import SPLITS, Table
 from nearfar.evaluation import (
-    Threshold,
-    calibrate,
     distributed_retrieval_metrics,
     pair_scores,
     retrieval_metrics,
     verification_metrics,
 )
+from nearfar.evaluation.bootstrap import intervals
 from nearfar.models import Embedder
 from nearfar.models.extraction import gathered
 from nearfar.training.config import TrainConfig
@@ -26,7 +25,6 @@ from nearfar.training.data import cached_features
 from nearfar.training.world import World
 
 Floats = NDArray[np.float32]
-PAIRS = 2_000_000  # that a threshold is calibrated on, at most
 PROJECTED_AT_A_TIME = 4096
 
 
@@ -72,7 +70,7 @@ def _projected(embedder: Embedder, table: Table, config: TrainConfig, advance: C
     features = cached_features(embedder, table, config, advance=advance)
     there = np.setdiff1d(np.arange(len(features)), features.missing)
     result = np.full((len(features), embedder.dimension), np.nan, np.float32)
-    device = next(embedder.parameters()).device
+    device = embedder.device
     was_training = embedder.training
     embedder.eval()
     try:
@@ -86,22 +84,41 @@ def _projected(embedder: Embedder, table: Table, config: TrainConfig, advance: C
 
 
 def measure(
-    embeddings: Floats, table: Table, ks: tuple[int, ...], *, ci: bool = False, world: World | None = None
+    embeddings: Floats,
+    table: Table,
+    ks: tuple[int, ...],
+    *,
+    ci: bool = False,
+    per_query: bool = False,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Metrics of embeddings of a table's rows. In a world, every process has all of them, and searches for its part.
 
     Queries search the gallery where the table has them, with cameras where it knows them; else every row searches all
     others. Lists of pairs add "NAME accuracy" and the like.
+
+    Args:
+        ci: add intervals, over classes: what is drawn at random are classes, whose queries resemble each other.
+        per_query: add the values of every query as "per_query", and the labels of the queries as "query_labels".
     """
     result: dict[str, Any] = {}
     there: NDArray[np.bool_] = np.asarray(~np.isnan(embeddings).any(1))
     if {"query", "gallery"} <= set(table.split_names):
-        result = _query_gallery(embeddings, table, there, ks, ci, _search(world))
+        result = _query_gallery(embeddings, table, there, ks, _search(world))
+        result["query_labels"] = table.labels[there & (table.split_ids == SPLITS.index("query"))]
     else:
         labelled = there & (table.labels >= 0)
         if len(np.unique(table.labels[labelled])) < np.count_nonzero(labelled):  # someone has a match
             search = _search(world)
-            result = search(embeddings[labelled], table.labels[labelled], ks, ci=ci, progress=False)
+            result = search(embeddings[labelled], table.labels[labelled], ks, per_query=True, progress=False)
+            result["query_labels"] = table.labels[labelled]
+    if ci and result:
+        labels, found = result["query_labels"], result["per_query"]
+        used = ~np.isnan(next(iter(found.values())))
+        limits = intervals(np.stack([values[used] for values in found.values()], 1), groups=labels[used])
+        result["ci"] = {name: (float(low), float(high)) for name, (low, high) in zip(found, limits, strict=True)}
+    if not per_query:
+        result = {name: value for name, value in result.items() if name not in ("per_query", "query_labels")}
     for name, pairs in table.pairs.items():
         if pairs.of == "row" and len(pairs):
             both = there[pairs.first] & there[pairs.second]
@@ -122,7 +139,6 @@ def _query_gallery(
     table: Table,
     there: NDArray[np.bool_],
     ks: tuple[int, ...],
-    ci: bool,
     search: Callable[..., dict[str, Any]],
 ) -> dict[str, Any]:
     query, gallery = (there & (table.split_ids == SPLITS.index(name)) for name in ("query", "gallery"))
@@ -134,21 +150,12 @@ def _query_gallery(
         ks,
         gallery=embeddings[gallery],
         gallery_labels=table.labels[gallery],
-        ci=ci,
+        per_query=True,
         progress=False,
         **cameras,
     )
 
 
-def threshold_for(embeddings: Floats, labels: NDArray[np.int64], precision: float, seed: int) -> Threshold:
-    """The similarity from which two rows count as the same, at the wished precision.
-
-    Of all pairs of the rows, or of so many rows drawn at random that their pairs are at most two million.
-    """
-    rows = np.flatnonzero(~np.isnan(embeddings).any(1) & (labels >= 0))
-    most = int((2 * PAIRS) ** 0.5)
-    if len(rows) > most:
-        rows = np.sort(np.random.default_rng(seed).permutation(rows)[:most])
-    x, y = embeddings[rows], labels[rows]
-    first, second = np.triu_indices(len(rows), 1)
-    return calibrate((x @ x.T)[first, second], y[first] == y[second], precision=precision)
+def numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Those metrics that are numbers."""
+    return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
+from nearfar.errors import InputError
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.training.spread import rows_here
@@ -42,7 +43,7 @@ class Rates:
     def __post_init__(self) -> None:
         for name in ("base", "trunk", "head", "proxies"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"the rate {name}={getattr(self, name)} must be a number, not negative")
+                raise InputError(f"the rate {name}={getattr(self, name)} must be a number, not negative")
 
 
 def parameter_groups(
@@ -72,7 +73,7 @@ def parameter_groups(
                     {"name": name + suffix, "params": members, "lr": rates.base * multiple, "weight_decay": decay}
                 )
     if not groups:
-        raise ValueError("there is nothing to train: the trunk is frozen, and neither head nor loss has parameters")
+        raise InputError("there is nothing to train: the trunk is frozen, and neither head nor loss has parameters")
     return groups
 
 
@@ -93,13 +94,15 @@ def make_optimiser(
             values, as 1.0 in Proxy-NCA++'s code, they become like sgd.
     """
     if eps is not None and name == "sgd":
-        raise ValueError("sgd divides by nothing: eps goes with adam, adamw and rmsprop")
+        raise InputError("sgd divides by nothing: eps goes with adam, adamw and rmsprop")
     options: dict[str, Any] = {} if eps is None else {"eps": eps}
     if name in ("sgd", "rmsprop"):
         options["momentum"] = momentum
-    made: Optimizer = _chosen("optimiser", name, {"adamw": AdamW, "adam": Adam, "sgd": SGD, "rmsprop": RMSprop})(
-        groups, **options
-    )
+    kind = _chosen("optimiser", name, {"adamw": AdamW, "adam": Adam, "sgd": SGD, "rmsprop": RMSprop})
+    try:
+        made: Optimizer = kind(groups, **options)
+    except ValueError as error:  # of torch, about a number that cannot be
+        raise InputError(f"{name}: {error}") from error
     return made
 
 
@@ -128,9 +131,9 @@ def make_schedule(
         milestones, gamma: of step; the milestones are steps.
     """
     if warmup_steps < 0:
-        raise ValueError(f"warmup_steps={warmup_steps} must not be negative")
+        raise InputError(f"warmup_steps={warmup_steps} must not be negative")
     if kind == "cosine" and (total_steps is None or total_steps <= warmup_steps):
-        raise ValueError(f"a cosine ends: total_steps={total_steps} must be more than warmup_steps={warmup_steps}")
+        raise InputError(f"a cosine ends: total_steps={total_steps} must be more than warmup_steps={warmup_steps}")
 
     def constant(step: int) -> float:
         return 1.0
@@ -163,7 +166,7 @@ def clip(
     """
     for name, limit in (("by_value", by_value), ("by_norm", by_norm)):
         if limit is not None and not limit > 0:
-            raise ValueError(f"{name}={limit} must be positive; None does not clip")
+            raise InputError(f"{name}={limit} must be positive; None does not clip")
     with_gradients = [p for p in parameters if p.grad is not None]
     cut = [p for p in with_gradients if is_sharded(p)]
     if not cut:
@@ -205,7 +208,7 @@ class Ema:
 
     def __init__(self, module: nn.Module, decay: float = 0.999):
         if not 0 <= decay < 1:
-            raise ValueError(f"decay={decay} must be at least 0 and below 1, such as 0.999")
+            raise InputError(f"decay={decay} must be at least 0 and below 1, such as 0.999")
         self.decay = decay
         self.updates = 0
         self._swapped = False
@@ -258,10 +261,10 @@ class Ema:
         assert isinstance(average, dict) and isinstance(updates, int)
         if average.keys() != self._average.keys():
             different = sorted(average.keys() ^ self._average.keys())
-            raise ValueError(f"the averaged weights are of another model: only one of the two has {different[0]}")
+            raise InputError(f"the averaged weights are of another model: only one of the two has {different[0]}")
         for name, value in average.items():
             if value.shape != self._average[name].shape:
-                raise ValueError(
+                raise InputError(
                     f"the averaged weights are of another model: {name} is {tuple(value.shape)} there, "
                     f"{tuple(self._average[name].shape)} here"
                 )
@@ -273,5 +276,5 @@ def _chosen(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Ca
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-        raise ValueError(f"there is no {what} {name!r}: {hint}")
+        raise InputError(f"there is no {what} {name!r}: {hint}")
     return known[name]

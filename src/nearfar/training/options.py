@@ -13,16 +13,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.errors import InputError, NearfarError
 from nearfar.training.config import LossConfig, TrainConfig
 
 SHORT_SECTIONS = ("data", "sampler", "model")  # their options may be written without the section
-SHORT = {"lr": "optimiser.lr"}
+SHORT = {"lr": "optimiser.lr", "keep": "evaluation.keep"}
 _LONG = ("sampler.kind",)  # alone, these would not say what they are of
 _LOSS_OPTIONS = ("weight", "class_level", "memory", "dims")
+LARGEST = 2**63  # beyond it, numpy and torch have no whole numbers
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
-class ConfigError(ValueError):
+class ConfigError(NearfarError, ValueError):
     """Something in the configuration is misspelt, or of the wrong kind."""
 
 
@@ -88,7 +90,7 @@ def read_yaml(path: str | PathLike[str]) -> TrainConfig:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     try:
         return from_dict({} if values is None else values)
-    except ConfigError as error:
+    except (ConfigError, InputError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -177,17 +179,22 @@ def _read_loss(values: Mapping[str, Any], where: str) -> LossConfig:
 
 def _checked(loss: LossConfig) -> LossConfig:
     """The loss, if there is one of that name with such arguments."""
+    from nearfar.losses.loss import Loss
     from nearfar.losses.registry import COMMON_OPTIONS
 
     info = loss_info(loss.name)
+    kinds = typing.get_type_hints(Loss.__init__) | typing.get_type_hints(info.loss.__init__)
+    arguments = {}
     known = [*info.arguments, *COMMON_OPTIONS, *_LOSS_OPTIONS]
-    for name in loss.arguments:
+    for name, value in loss.arguments.items():
         if name not in known:
             hint = nearest(name, known) or f": it takes {', '.join(known)}"
             raise ConfigError(f"{loss.name} has no argument {name}{hint}")
         if name in ("num_classes", "embedding_size"):
             raise ConfigError(f"{name} of {loss.name} comes from the data and the model: leave it out")
-    return loss
+        read = convert(value, kinds[name], f"loss.{name}")
+        arguments[name] = value if read == value and type(value) is int else read  # 80 is written as 80, not as 80.0
+    return replace(loss, arguments=arguments)
 
 
 def loss_info(name: str) -> Any:
@@ -280,7 +287,7 @@ def _convert_scalar(value: Any, kind: type, where: str) -> Any:
             number = float(value)
             if kind is float:
                 return number
-            if number.is_integer():
+            if number.is_integer() and abs(number) < LARGEST:
                 return int(number)
         except (ValueError, OverflowError):
             pass

@@ -107,15 +107,15 @@ class Display:
             self._bar = None
 
 
-def print_table(title: str, columns: Mapping[str, Mapping[str, float]]) -> None:
-    """Metrics (rows) of several models (columns), on standard output."""
+def print_table(title: str, columns: Mapping[str, Mapping[str, float | str]]) -> None:
+    """Metrics (rows) of several models (columns), on standard output: shares as per cent, texts as they are."""
     table = RichTable(show_header=any(columns))
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")
     for row in {name: None for values in columns.values() for name in values}:
-        cells = (values.get(row) for values in columns.values())
-        table.add_row(row, *("" if value is None else f"{value:.1%}" for value in cells))
+        cells = (values.get(row, "") for values in columns.values())
+        table.add_row(row, *(value if isinstance(value, str) else f"{value:.1%}" for value in cells))
     console = Console(file=sys.stdout, highlight=False, markup=False)
     console.print(title, soft_wrap=True)  # a long name is not broken to the width of the table
     console.print(table)

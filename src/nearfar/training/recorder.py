@@ -5,10 +5,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,9 @@ class Recorder:
         val: rows to choose the best epoch by, if any.
         test: rows to show the curve of, if any.
         state: of the checkpoint that the run goes on from, if any.
+        until: the last step.
+        looks: steps after which the embeddings of the validation rows are kept, each under its names; no best epoch is
+            chosen by them then.
     """
 
     def __init__(
@@ -50,12 +54,16 @@ class Recorder:
         loggers: Loggers,
         state: Mapping[str, Any] | None = None,
         world: World | None = None,
+        until: int | None = None,
+        looks: Mapping[int, Sequence[str]] | None = None,
     ):
+        self.until, self.looks = until, looks
         self.run, self.config, self.stream, self.val, self.test = run, config, stream, val, test
         self.display, self.loggers, self.world = display, loggers, world or World()
         self.best: dict[str, Any] | None = None if state is None else state["best"]
         self.evaluated = -1 if state is None else state["evaluated"]  # step of the last validation
-        self.stopping = False
+        self.stopping = self.out_of_time = False
+        self.deadline: float | None = None  # by time.monotonic
         self._seconds = 0.0 if state is None else state["seconds"]  # of training before this process
         self._began = self._saved = time.monotonic()
         self._epoch: int | None = None
@@ -75,14 +83,19 @@ class Recorder:
             learner.embedder.start_epoch(self._epoch)
 
     def after_step(self, learner: Learner, step: Step) -> None:
-        last = learner.done == learner.total_steps
+        last = learner.done == (self.until or learner.total_steps)
         if (learner.done % self.config.log_every == 0 or last) and self.world.first:
             self._log(learner, step)
         elif self.display.due():
             self.display.step(learner.done, learner.total_steps, {"loss": float(step.loss)})
         # One process may be told to stop, and clocks differ: what all do, they agree on.
-        due, self.stopping = self.world.any(self.world.first and self._due(learner.done), self.stopping)
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        due, self.stopping, self.out_of_time = self.world.any(
+            self.world.first and self._due(learner.done), self.stopping, late and not last
+        )
         state = self.stream.loader.state_dict()
+        last = last or self.out_of_time
+        self.look(learner)
         if state["position"] == 0 or last:
             if last or state["epoch"] % self.config.evaluation.every == 0:
                 self.evaluate(learner)
@@ -90,7 +103,7 @@ class Recorder:
             self.save(learner)
         elif due or self.stopping:
             self.save(learner)
-        if self.stopping:
+        if self.stopping or self.out_of_time:
             learner.trainer.should_stop = True
 
     def _log(self, learner: Learner, step: Step) -> None:
@@ -118,7 +131,7 @@ class Recorder:
         self.evaluated = learner.done
         self.world.share_buffers(learner.embedder)
         began, row = time.monotonic(), {}
-        if self.val is not None:
+        if self.val is not None and self.looks is None:
             row = self._validate(learner, self.val)
         if self.test is not None:
             with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
@@ -128,6 +141,22 @@ class Recorder:
         self._began += time.monotonic() - began
         if row:
             self._write(learner.done, {name: v for name, v in row.items() if isinstance(v, float)})
+
+    def look(self, learner: Learner) -> None:
+        """Keep the embeddings of the validation rows, if this step is one to look at them."""
+        looks = self.looks or {}
+        names = looks.get(learner.done, ())
+        if self.out_of_time:  # no later look will come
+            names = [name for step, names in looks.items() if step >= learner.done for name in names]
+        if not names or self.val is None:
+            return
+        began = time.monotonic()
+        self.world.share_buffers(learner.embedder)
+        with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
+            embeddings = embed(learner.embedder, self.val, self.config, self.world)
+        for name in names if self.world.first else ():
+            self.run.save_look(name, embeddings)
+        self._began += time.monotonic() - began
 
     def _validate(self, learner: Learner, val: Table) -> dict[str, Any]:
         with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
@@ -143,6 +172,8 @@ class Recorder:
 
     def _measured(self, learner: Learner, table: Table) -> dict[str, Any]:
         embeddings = embed(learner.embedder, table, self.config, self.world)
+        if np.isnan(embeddings).all():
+            raise learner.not_finite("the embeddings are not numbers", learner.done)
         return measure(embeddings, table, self.config.evaluation.ks, world=self.world)
 
     def _consult(self, learner: Learner, step: Step) -> None:

@@ -2,11 +2,13 @@
 
     config.yaml          the configuration with nothing left open; `nearfar train --config` repeats it
     model.safetensors    the best model, with its label names and its calibrated threshold
-    metrics.json         before and after, on the test classes; the best epoch; times
+    metrics.json         features, start and trained model, on the test classes; which of them is kept, and why; times
+    split.csv            every row of the data with its label, its role and a fingerprint
+    held_out.npz         embeddings of classes that were held out, which thresholds are calibrated on
     curves.csv           loss, similarities, rates and validation metrics by step
     report.html          a page to look at: curves, similarities, best and worst queries, a map of the embedding
-    checkpoints/         last.pt, from which `nearfar train --resume` goes on, and best.pt; what is too large for one
-                         process is beside it, in shards-STEP
+    checkpoints/         last.pt, from which `nearfar train --resume` goes on, best.pt and start.pt; what is too large
+                         for one process is beside it, in shards-STEP
     environment.json     versions and machine
 
 Files are replaced whole: written beside, flushed to the disk, renamed. A process killed at any moment leaves the old
@@ -25,9 +27,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nearfar.data.writing import naming
+from nearfar.errors import MissingFileError, NearfarError
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.environment import environment
@@ -38,7 +43,7 @@ from nearfar.training.shards import Shard, save_shards
 COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
 
 
-class RunError(RuntimeError):
+class RunError(NearfarError, RuntimeError):
     """Training had to stop; the message says what was kept and what to do."""
 
 
@@ -68,9 +73,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 class Run:
     """A run folder; what `nearfar.train` returns.
 
-    >>> Run("runs/none").model()
+    >>> Run("runs/none").model()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    FileNotFoundError: there is no run runs/none: give a folder that nearfar train left, such as runs/photos-circle-1
+    nearfar.errors.MissingFileError: there is no run runs/none: give a folder that nearfar train left, such as runs/...
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -124,7 +129,7 @@ class Run:
         """The best model."""
         if not (self.folder / "model.safetensors").is_file():
             begun = (self.folder / "config.yaml").is_file()
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{self.folder} has no model yet: nearfar train --resume {self.folder} goes on with the run"
                 if begun
                 else self._no_run()
@@ -133,11 +138,15 @@ class Run:
 
     # Writing
 
-    def begin(self, config: TrainConfig) -> None:
-        """Make the folder, and say in it what is trained."""
+    def check_free(self) -> None:
+        """Refuse a folder that holds a run already."""
         if (self.folder / "config.yaml").exists():
             go_on = "" if self.finished else f"nearfar train --resume {self.folder} goes on with it; "
             raise ConfigError(f"{self.folder} holds a run already: {go_on}choose another --out for a new one")
+
+    def begin(self, config: TrainConfig) -> None:
+        """Make the folder, and say in it what is trained."""
+        self.check_free()
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / "environment.json") as file:
             file.write(json.dumps(environment(), indent=2).encode())
@@ -149,6 +158,25 @@ class Run:
         text = json.dumps({**self.metrics, **changes}, indent=2, ensure_ascii=False)
         with replacing(self.folder / "metrics.json") as file:
             file.write(text.encode())
+
+    def fold(self, number: int) -> "Run":
+        """Where the training without one fold of the classes is kept until what it is for has been chosen."""
+        return Run(self.folder / "folds" / str(number))
+
+    def save_look(self, name: str, embeddings: NDArray[np.float32]) -> None:
+        """Keep embeddings of held-out rows."""
+        with replacing(self.folder / "looks" / f"{name}.npy") as file:
+            np.save(file, embeddings)
+
+    def load_look(self, name: str) -> NDArray[np.float32] | None:
+        """What `save_look` has kept."""
+        path = self.folder / "looks" / f"{name}.npy"
+        found: NDArray[np.float32] | None = np.load(path, allow_pickle=False) if path.is_file() else None
+        return found
+
+    def forget_folds(self) -> None:
+        """Delete what the folds have left."""
+        shutil.rmtree(self.folder / "folds", ignore_errors=True)
 
     def save_checkpoint(self, name: str, state: Mapping[str, Any]) -> None:
         """Keep a state as `checkpoints/NAME.pt`, in place of the one before."""

@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from nearfar.errors import FileError, InputError
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -114,10 +116,10 @@ def load_shards(
     saved = _saved(folder)
     if saved.keys() != shards.keys():
         different = sorted(saved.keys() ^ shards.keys())
-        raise ValueError(f"{folder} is of another model: only one of the two has {different[0]}")
+        raise InputError(f"{folder} is of another model: only one of the two has {different[0]}")
     for name, shard in shards.items():
         if saved[name].size != shard.size():
-            raise ValueError(
+            raise InputError(
                 f"{folder} is of another model: {name} is {tuple(saved[name].size)} there, {shard.shape} here"
             )
     with _quietly():
@@ -147,7 +149,7 @@ def _quietly() -> Iterator[None]:
             yield
         except CheckpointException as failed:
             first = next(iter(failed.failures.values()))[0]
-            raise OSError(f"the shards of a checkpoint could not be written or read: {first}") from failed
+            raise FileError(f"the shards of a checkpoint could not be written or read: {first}") from failed
 
 
 def _remove(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +15,78 @@ from nearfar.training.options import ConfigError
 
 FEW_CLASSES = 8  # below, halves of the classes would leave too little to train on
 TEST_SHARE = 0.25  # of the images, where images are split
+VALIDATION = 0.1  # share of the training classes that is held out, where there are enough of them
+FEW_HELD_OUT = 20  # classes, or a tenth as many images: below, one validation split says too little
+AFFORDABLE = 2_000  # training images up to which a whole network is trained once more for every fold
+FOLDS = 3  # more would train on more classes, but leave fewer in a fold to be told apart
+TRAIN, VAL = SPLITS.index("train"), SPLITS.index("val")
 _UNLABELLED = -1
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The tables of a run. `train` has class ids from 0 on; `val` and `test` may be missing.
+    """The rows of a run: `table` holds them all, each in its split.
 
-    `open_set` says whether test classes are ones that were not trained on; `notes` say what was decided.
+    Attributes:
+        table: training, validation and test rows.
+        open_set: whether test classes are ones that are not trained on.
+        notes: what was decided.
+        fold: (N,) for cross-fitting, the fold in which a training row is held out, and -1 for other rows; None where
+            validation rows are held out once, or never.
     """
 
-    train: Table
-    val: Table | None
-    test: Table | None
+    table: Table
     open_set: bool
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    fold: NDArray[np.int64] | None = None
+
+    @cached_property
+    def train(self) -> Table:
+        """The rows to train on, with class ids from 0 on."""
+        rows = self.table.split("train")
+        return rows.select(rows.labels != _UNLABELLED).compact()
+
+    @cached_property
+    def val(self) -> Table | None:
+        """The rows to choose by, if any."""
+        return self.table.split("val") if "val" in self.table.split_names else None
+
+    @cached_property
+    def test(self) -> Table | None:
+        """The rows to test on, if any."""
+        return self.table.select(self.is_test) if self.is_test.any() else None
+
+    @property
+    def is_test(self) -> NDArray[np.bool_]:
+        """(N,) which rows are tested."""
+        return ~np.isin(self.table.split_ids, (TRAIN, VAL))
+
+    @property
+    def folds(self) -> int:
+        """How many times other training rows are held out; 0 where it is done once or never."""
+        return 0 if self.fold is None else int(self.fold.max()) + 1
+
+    @property
+    def fewest_to_train_on(self) -> int:
+        """Rows of the smallest training: in cross-fitting, without the largest fold."""
+        held_out = 0 if self.fold is None else int(np.bincount(self.fold[self.fold >= 0]).max())
+        return len(self.train) - held_out
+
+    def holding_out(self, number: int) -> "Parts":
+        """The training rows alone, those of one fold as validation rows."""
+        assert self.fold is not None
+        there = self.fold >= 0
+        ids = np.where(self.fold[there] == number, VAL, TRAIN).astype(np.int8)
+        return Parts(dataclasses.replace(self.table.select(there), split_ids=ids), self.open_set)
 
 
-def split(table: Table, config: DataConfig, seed: int) -> Parts:
-    """Training, validation and test rows, as the configuration wants them."""
-    if not 0 <= config.validation < 1:
+def split(table: Table, config: DataConfig, seed: int, *, frozen: bool = False) -> Parts:
+    """Training, validation and test rows, as the configuration wants them.
+
+    Args:
+        frozen: whether a head alone is trained, which takes so little time that it can be done for every fold.
+    """
+    if config.validation is not None and not 0 <= config.validation < 1:
         raise ConfigError(
             f"data.validation is a share of the training classes, from 0 to below 1, not {config.validation}"
         )
@@ -52,15 +105,54 @@ def split(table: Table, config: DataConfig, seed: int) -> Parts:
     if by_image and not known_classes:
         rest = table.split(*(name for name in table.split_names if name not in ("train", "val")))
         check_classes(table.split("train").labels, rest.labels)
-    table, note = _with_validation(table, config.validation, by_image, seed)
-    tested = [name for name in table.split_names if name not in ("train", "val")]
-    train = table.split("train")
-    train = train.select(train.labels != _UNLABELLED).compact()
-    val = table.split("val") if "val" in table.split_names else None
-    test = table.split(*tested) if tested else None
-    if test is None:
-        notes = (*notes, f"{table.name} has no test rows: the validation rows are measured instead")
-    return Parts(train, val, test, not by_image, (*notes, *note))
+    fold = None
+    count = _folds(table, config, by_image, frozen)
+    if count:
+        fold = _dealt(table, count, by_image, seed)
+        what = "images" if by_image else "classes"
+        notes = (*notes, f"the training {what} are held out in {count} folds, to choose what is kept and its threshold")
+    else:
+        share = VALIDATION if config.validation is None else config.validation
+        table, note = _with_validation(table, share, by_image, seed)
+        notes = (*notes, *note)
+    parts = Parts(table, not by_image, notes, fold)
+    if parts.test is None:
+        without = f"{table.name} has no test rows: the held-out rows are measured instead"
+        parts = dataclasses.replace(parts, notes=(*notes, without))
+    return parts
+
+
+def _folds(table: Table, config: DataConfig, by_image: bool, frozen: bool) -> int:
+    """In how many folds the training rows are held out; 0 for one validation split, or none."""
+    if "val" in table.split_names or config.folds == 1 or (config.folds is None and config.validation is not None):
+        return 0
+    labels = table.labels[(table.split_ids == TRAIN) & (table.labels != _UNLABELLED)]
+    sizes = np.unique(labels, return_counts=True)[1]
+    searchable = int(np.count_nonzero(sizes >= (4 if by_image else 2)))
+    most = int(sizes.min()) // 2 if by_image else searchable // 2  # two of each, or two classes, in every fold
+    if config.folds is not None:
+        if not 2 <= config.folds <= most:
+            raise ConfigError(
+                f"data.folds={config.folds}: {table.name} has {searchable} classes to train on, enough for "
+                f"{most if most >= 2 else 'no'} folds. Leave the option out, or give fewer"
+            )
+        return config.folds
+    enough = len(labels) * VALIDATION >= 10 * FEW_HELD_OUT if by_image else len(sizes) * VALIDATION >= FEW_HELD_OUT
+    if enough or most < 2 or not (frozen or len(labels) <= AFFORDABLE):
+        return 0
+    return min(FOLDS, most)
+
+
+def _dealt(table: Table, folds: int, by_image: bool, seed: int) -> NDArray[np.int64]:
+    """(N,) the fold in which each training row is held out, -1 for others: whole classes, or images of every class."""
+    rng = np.random.default_rng([seed, 3])
+    fold = np.full(len(table), -1, np.int64)
+    train = (table.split_ids == TRAIN) & (table.labels != _UNLABELLED)
+    classes = rng.permutation(np.unique(table.labels[train]))
+    for place, label in enumerate(classes):
+        rows = np.flatnonzero(train & (table.labels == label))
+        fold[rows] = rng.permutation(len(rows)) % folds if by_image else place % folds
+    return fold
 
 
 def _shared(table: Table) -> NDArray[np.int64]:

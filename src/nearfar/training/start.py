@@ -59,7 +59,7 @@ def start(
 
 
 def _features(embedder: Embedder, table: Table, config: TrainConfig, advance: Callable[[int], None]) -> Tensor:
-    device = next(embedder.parameters()).device
+    device = embedder.device
     if config.model.freeze:
         cached = cached_features(embedder, table, config, advance=advance)
         found = np.full(cached.shape, np.nan, np.float32)

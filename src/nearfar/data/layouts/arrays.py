@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def read(path: Path) -> Table:
         raise LayoutError(f"{path} has the arrays {', '.join(arrays)}: none is called {', '.join(DATA[:4])}")
     data = arrays[data_name]
     label_name = next((name for name in LABELS if name in arrays), None)
-    n = len(data)
+    n = len(np.atleast_1d(data))
     columns = {name: arrays[name] for name in ("camera", "super_class", "template", "media") if name in arrays}
     for name, array in {**columns, **({label_name: arrays[label_name]} if label_name else {})}.items():
         if array.shape != (n,):
@@ -97,7 +96,9 @@ def _array(path: Path) -> Array:
 def _only_plain(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # bad bytes may be anything to numpy
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.filename is not None):
+            raise
         raise LayoutError(
             f"{path} is damaged, or holds pickled objects, which are not read: save plain arrays"
         ) from error

@@ -9,6 +9,7 @@ import numpy as np
 from nearfar.data.columns import Files
 from nearfar.data.lists import LayoutError, first_existing, inside
 from nearfar.data.tables import SPLITS, Table, number_classes
+from nearfar.errors import MissingPackageError
 
 TRAIN_CLASSES = 98
 OLD = "cars_annos.mat"
@@ -29,11 +30,10 @@ def recognise(root: Path) -> bool:
 def read(root: Path) -> Table:
     """All images of both original splits: classes 1 to 98 are train, the others test."""
     if root.joinpath(OLD).exists():
-        content = _load(root / OLD)
-        rows = content["annotations"].ravel()
-        names = [inside(root, _text(row["relative_im_path"])) for row in rows]
-        values = [int(row["class"].squeeze()) for row in rows]
-        class_names = content.get("class_names")
+        rows = _annotations(root / OLD, "relative_im_path")
+        names = [inside(root, name) for name, _ in rows]
+        values = [value for _, value in rows]
+        class_names = _load(root / OLD).get("class_names")
     else:
         names, values = [], []
         for where, folder in ((TRAIN, "cars_train"), (TEST, "cars_test")):
@@ -43,9 +43,9 @@ def read(root: Path) -> Table:
                     f"{root} has no {where[0]}: the standard protocol uses the images of both original splits, "
                     "with their labels"
                 )
-            for row in _load(root / found)["annotations"].ravel():
-                names.append(inside(root, _text(row["fname"]), _images(root, folder)))
-                values.append(int(row["class"].squeeze()))
+            for name, value in _annotations(root / found, "fname"):
+                names.append(inside(root, name, _images(root, folder)))
+                values.append(value)
         meta = first_existing(root, META)
         class_names = None if meta is None else _load(root / meta).get("class_names")
     split_ids = np.where(np.array(values) <= TRAIN_CLASSES, SPLITS.index("train"), SPLITS.index("test")).astype(np.int8)
@@ -64,9 +64,21 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         from scipy.io import loadmat
     except ImportError as missing:
-        raise ImportError("Cars196 keeps its labels in .mat files: pip install 'nearfar[data]'") from missing
-    content: Mapping[str, Any] = loadmat(str(path))
+        raise MissingPackageError("Cars196 keeps its labels in .mat files: pip install 'nearfar[data]'") from missing
+    try:
+        content: Mapping[str, Any] = loadmat(str(path))
+    except Exception as error:  # bad bytes may be anything to it
+        raise LayoutError(f"{path} is damaged or no .mat file: {error}") from error
     return content
+
+
+def _annotations(path: Path, name: str) -> list[tuple[str, int]]:
+    """The name and the class of every image."""
+    content = _load(path)
+    try:
+        return [(_text(row[name]), int(row["class"].squeeze())) for row in content["annotations"].ravel()]
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise LayoutError(f"{path} does not list images and their classes: {error}") from error
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, inside
+from nearfar.data.lists import LayoutError, fields, inside, whole_number
 from nearfar.data.tables import SPLITS, Table, number_classes
 
 TRAIN_CLASSES = 100
@@ -18,8 +18,9 @@ def recognise(root: Path) -> bool:
 
 def read(root: Path) -> Table:
     """Classes 1 to 100 are train, the others test; train_test_split.txt, of the classification task, is ignored."""
-    images = {number: inside(root, name, "images") for number, name in fields(root / "images.txt", 2)}
-    label_of = {line[0]: int(line[1]) for line in fields(root / "image_class_labels.txt", 2)}
+    images = {number: inside(root, name, "images") for number, name, *_ in fields(root / "images.txt", 2)}
+    listed = root / "image_class_labels.txt"
+    label_of = {line[0]: whole_number(line[1], listed) for line in fields(listed, 2)}
     if missing := images.keys() - label_of.keys():
         raise LayoutError(f"{len(missing)} images of {root} have no label in image_class_labels.txt")
     values = np.array([label_of[number] for number in images])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, inside, lines
+from nearfar.data.lists import LayoutError, fields, first_existing, inside, lines, whole_number
 from nearfar.data.tables import SPLITS, UNLABELLED, Pairs, Table, number_classes
 from nearfar.imaging import images_below
 
@@ -55,10 +55,11 @@ def read_lfw(root: Path) -> Table:
     """pairs.txt: `10 300`; then per fold 300 lines `name n1 n2` and 300 lines `name1 n1 name2 n2`. Images are
     Name/Name_0001.jpg, here or in a folder below.
     """
-    rows = list(fields(root / "pairs.txt", 1))
-    header = [int(part) for part in rows[0]]
+    path = root / "pairs.txt"
+    rows = list(fields(path, 1))
+    header = [whole_number(part, path) for part in rows[0]]
     folds, each = (1, header[0]) if len(header) == 1 else header
-    if len(rows) != 1 + folds * each * 2:
+    if len(rows) != 1 + folds * each * 2 or len(rows) == 1:
         raise LayoutError(f"{root / 'pairs.txt'} has {len(rows) - 1} pairs, but its first line says {folds * each * 2}")
     found = []
     for i, row in enumerate(rows[1:]):
@@ -66,7 +67,8 @@ def read_lfw(root: Path) -> Table:
         if len(row) != (3 if same else 4):
             raise LayoutError(f"pair {i + 1} of {root / 'pairs.txt'} is not one of {'one' if same else 'two'} persons")
         other = row[0] if same else row[2]
-        first, second = f"{row[0]}/{row[0]}_{int(row[1]):04d}", f"{other}/{other}_{int(row[-1]):04d}"
+        numbers = whole_number(row[1], path), whole_number(row[-1], path)
+        first, second = f"{row[0]}/{row[0]}_{numbers[0]:04d}", f"{other}/{other}_{numbers[1]:04d}"
         found.append((first, second, same, i // (2 * each)))
     folder = _holding(root, rows[1][0])
     names = images_below(root / folder)
@@ -136,11 +138,13 @@ def read_cfp(root: Path) -> Table:
         for number, name, *_ in fields(root / "Protocol" / f"Pair_list_{view}.txt", 2):
             numbers[number] = len(names)
             names.append(inside(root, name, "Protocol"))
+            if names[-1].count("/") < 2:
+                raise LayoutError(f"Pair_list_{view}.txt of {root} names {name!r}, which is in no folder of a person")
     pairs = {}
     for protocol in ("FF", "FP"):
         folds = sorted(folder for folder in root.joinpath("Protocol", "Split", protocol).glob("*") if folder.is_dir())
         found = [
-            (rows[protocol[0]][first], rows[protocol[1]][second], same, fold)
+            (_numbered(rows, protocol[0], first), _numbered(rows, protocol[1], second), same, fold)
             for fold, folder in enumerate(folds)
             for same, file in ((True, "same.txt"), (False, "diff.txt"))
             for first, second, *_ in fields(folder / file, 2, ",")
@@ -150,6 +154,13 @@ def read_cfp(root: Path) -> Table:
     people = [name.split("/")[-3] for name in names]
     pose = np.array([0] * len(rows["F"]) + [1] * len(rows["P"]))
     return _test("CFP", root, names, people, pairs, columns={"pose": pose}, names={"pose": ("frontal", "profile")})
+
+
+def _numbered(rows: dict[str, dict[str, int]], view: str, number: str) -> int:
+    """The row of an image that a list of pairs names by its number."""
+    if number not in rows[view]:
+        raise LayoutError(f"a pair is of image {number[:80]!r}, which Pair_list_{view}.txt does not list")
+    return rows[view][number]
 
 
 def _folder_of_agedb(root: Path) -> str | None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from nearfar.data.columns import Encoded
 from nearfar.data.layouts.tabular import COLUMNS, arrow_images, find_column, read_arrow_table, table_of
-from nearfar.data.lists import LayoutError, inside
+from nearfar.data.lists import LayoutError, inside, read_json
 from nearfar.data.splits import split_name
 from nearfar.data.tables import SPLITS, Table
+from nearfar.errors import MissingPackageError
 
 SHARD = re.compile(r"(?P<split>[A-Za-z]+)(-\d{5}-of-\d{5}.*)?\.parquet$")
 
@@ -40,7 +41,9 @@ def read(root: Path) -> Table:
     Without splits the classes are halved.
     """
     if root.joinpath("dataset_dict.json").exists():
-        names = json.loads(root.joinpath("dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        names = read_json(root / "dataset_dict.json").get("splits")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise LayoutError(f"{root / 'dataset_dict.json'} does not list the splits")
         return _joined(root, [_saved(root / inside(root, name), name) for name in names])
     if root.joinpath("state.json").exists():
         return _joined(root, [_saved(root, None)])
@@ -60,19 +63,31 @@ def _shards(root: Path) -> dict[str, list[Path]]:
 
 
 def _read_shards(files: Sequence[Path]) -> Any:
+    return _concatenated([read_arrow_table(path) for path in files], files[0].parent)
+
+
+def _concatenated(tables: Sequence[Any], where: Path) -> Any:
     import pyarrow as pa
 
-    return pa.concat_tables([read_arrow_table(path) for path in files])
+    try:
+        return pa.concat_tables(tables)
+    except ValueError as error:
+        raise LayoutError(f"the files of {where} do not go together: {error}") from error
 
 
 def _saved(folder: Path, split: str | None) -> Part:
-    state = json.loads(folder.joinpath("state.json").read_text(encoding="utf-8"))
+    state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):
         raise LayoutError(f"{folder} was saved with an index of chosen rows: call flatten_indices() before saving it")
-    files = tuple(str(folder / inside(folder, file["filename"])) for file in state["_data_files"])
+    try:
+        files = tuple(str(folder / inside(folder, file["filename"])) for file in state["_data_files"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LayoutError(f"{folder / 'state.json'} does not list the files of the data") from error
+    if not files:
+        raise LayoutError(f"{folder / 'state.json'} lists no files")
     info = folder / "dataset_info.json"
-    content = json.loads(info.read_text(encoding="utf-8")) if info.exists() else {}
-    return Part(split, _mapped(files), content.get("features") or {}, files)
+    features = read_json(info).get("features") if info.exists() else {}
+    return Part(split, _mapped(files), features if isinstance(features, dict) else {}, files)
 
 
 def _mapped(files: Sequence[str]) -> Any:
@@ -80,9 +95,16 @@ def _mapped(files: Sequence[str]) -> Any:
     try:
         import pyarrow as pa
     except ImportError as missing:
-        raise ImportError("Hugging Face data sets are read by pyarrow: pip install 'nearfar[data]'") from missing
-    tables = [pa.ipc.open_stream(pa.memory_map(file)).read_all() for file in files]
-    return pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
+        raise MissingPackageError(
+            "Hugging Face data sets are read by pyarrow: pip install 'nearfar[data]'"
+        ) from missing
+    tables = []
+    for file in files:
+        try:
+            tables.append(pa.ipc.open_stream(pa.memory_map(file)).read_all())
+        except (OSError, ValueError) as error:
+            raise LayoutError(f"{file} is damaged or no Arrow file: {error}") from error
+    return _concatenated([table.replace_schema_metadata(None) for table in tables], Path(files[0]).parent)
 
 
 class MappedImages(Sequence[bytes]):
@@ -114,10 +136,8 @@ def _of_type(features: Mapping[str, Any], kind: str) -> list[str]:
 
 def _joined(root: Path, parts: Sequence[Part]) -> Table:
     """One table of all splits."""
-    import pyarrow as pa
-
     features = parts[0].features or _features_within(parts[0].table)
-    table = pa.concat_tables([part.table.replace_schema_metadata(None) for part in parts])
+    table = _concatenated([part.table.replace_schema_metadata(None) for part in parts], root)
     names_only = dict.fromkeys(table.column_names)
     image = next(iter(_of_type(features, "Image")), "") or find_column(names_only, "image", root)
     class_labels = _of_type(features, "ClassLabel")
@@ -136,9 +156,11 @@ def _joined(root: Path, parts: Sequence[Part]) -> Table:
 def _features_within(table: Any) -> Mapping[str, Any]:
     """What Parquet files of the hub say of their columns."""
     metadata = table.schema.metadata or {}
-    content = json.loads(metadata.get(b"huggingface", b"{}"))
-    features: Mapping[str, Any] = content.get("info", {}).get("features") or {}
-    return features
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
 
 
 def _splits(root: Path, parts: Sequence[Part]) -> list[str] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Spans
-from nearfar.data.lists import LayoutError
+from nearfar.data.lists import LayoutError, table_of_numbers
 from nearfar.data.plainpickle import Place, read_plain_pickle
 from nearfar.data.tables import SPLITS, UNLABELLED, Pairs, Table, number_classes
 
@@ -35,10 +35,12 @@ def read_records(path: Path) -> Table:
     files = _record_files(path)
     assert files is not None
     record, index = files
-    table = np.loadtxt(index, np.int64, ndmin=2)
+    table = table_of_numbers(index)
     if table.ndim != 2 or table.shape[1] != 2 or not len(table):
         raise LayoutError(f"{index} must have lines of a key and an offset")
     keys, offsets = table[np.argsort(table[:, 0], kind="stable")].T
+    if record.stat().st_size < HEADER:
+        raise LayoutError(f"{record} is empty")
     words = np.memmap(record, np.dtype("<u4"), mode="r", shape=(record.stat().st_size // 4,))
     if (offsets % 4 != 0).any() or offsets.min() < 0 or offsets.max() // 4 + 2 + HEADER // 4 > len(words):
         raise LayoutError(f"{index} gives offsets that are not in {record}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, inside
+from nearfar.data.lists import LayoutError, fields, first_existing, inside, whole_number
 from nearfar.data.splits import split_name
 from nearfar.data.tables import Table, number_classes, split_column
 
@@ -21,12 +21,13 @@ def read_sop(root: Path) -> Table:
     """Ebay_train.txt and Ebay_test.txt: image_id class_id super_class_id path."""
     names, values, above, splits = [], [], [], []
     for split in ("train", "test"):
-        for _, label, kind, name, *_ in fields(root / f"Ebay_{split}.txt", 4):
+        path = root / f"Ebay_{split}.txt"
+        for _, label, kind, name, *_ in fields(path, 4):
             if label == "class_id":
                 continue
             names.append(inside(root, name))
-            values.append(int(label))
-            above.append(int(kind))
+            values.append(whole_number(label, path))
+            above.append(whole_number(kind, path))
             splits.append(split)
     split_ids = split_column(splits)
     labels, label_names = number_classes(values, split_ids)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, inside
+from nearfar.data.lists import LayoutError, fields, first_existing, inside, whole_number
 from nearfar.data.tables import Table, number_classes, split_column
 from nearfar.imaging import images_below
 
@@ -80,7 +80,7 @@ def read_msmt17(root: Path) -> Table:
             if len(pieces) < 3 or not pieces[2].isdigit():
                 raise LayoutError(f"{path} names {name!r}, whose third field is no camera")
             names.append(inside(root, name, folders[part]))
-            persons.append(f"{part} {int(person):04d}")
+            persons.append(f"{part} {whole_number(person, path):04d}")
             cameras.append(int(pieces[2]))
             splits.append("train" if part == "train" else which)
             val += which == "val"

@@ -13,6 +13,7 @@ from nearfar.data.columns import Encoded, Files, Images
 from nearfar.data.lists import LayoutError, inside
 from nearfar.data.splits import halves_note, shared_classes, split_name, zero_shot
 from nearfar.data.tables import Table, number_classes, split_column
+from nearfar.errors import MissingPackageError
 
 # What each column may be called; the first name found counts.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -84,7 +85,7 @@ def read_arrow_table(path: Path) -> Any:
     try:
         from pyarrow import parquet
     except ImportError as missing:
-        raise ImportError("Parquet files are read by pyarrow: pip install 'nearfar[data]'") from missing
+        raise MissingPackageError("Parquet files are read by pyarrow: pip install 'nearfar[data]'") from missing
     try:
         return parquet.read_table(path)
     except (OSError, ValueError) as error:
@@ -102,7 +103,7 @@ def arrow_images(column: Any, root: Path) -> Images:
     """A column of paths, of bytes, or of both."""
     import pyarrow as pa
 
-    if pa.types.is_struct(column.type):
+    if pa.types.is_struct(column.type) and {"bytes", "path"} <= {field.name for field in column.type}:
         data = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], column.type.field("bytes").type)
         if data.null_count == 0:
             return Encoded(ArrowBytes(data))
@@ -113,7 +114,7 @@ def arrow_images(column: Any, root: Path) -> Images:
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return Encoded(ArrowBytes(column))
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return Files(root, [inside(root, name) for name in column.to_pylist()])
+        return Files(root, [inside(root, name or "") for name in column.to_pylist()])
     raise LayoutError(f"a column of {column.type} holds no images: it must be paths or encoded images")
 
 
@@ -159,7 +160,10 @@ def table_of(
     split_ids = zero_shot(values, known=NO_LABEL) if given is None else split_column(given)
     labels, label_names = number_classes(values, split_ids, unlabelled=NO_LABEL)
     if class_names:
-        label_names = tuple(class_names[int(number)] for number in label_names)
+        try:
+            label_names = tuple(class_names[int(number)] for number in label_names)
+        except (ValueError, IndexError) as error:
+            raise LayoutError(f"{path} has a label that is none of its {len(class_names)} classes: {error}") from error
     more: dict[str, npt.NDArray[np.int64]] = {}
     names: dict[str, tuple[str, ...]] = {}
     for what in ("camera", "super_class"):

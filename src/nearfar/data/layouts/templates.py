@@ -1,13 +1,21 @@
 """Faces in sets: IJB-B and IJB-C templates, MegaFace distractors and FaceScrub probes."""
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, inside, lines
+from nearfar.data.lists import (
+    LayoutError,
+    fields,
+    first_existing,
+    inside,
+    lines,
+    read_json,
+    table_of_numbers,
+    whole_number,
+)
 from nearfar.data.tables import SPLITS, UNLABELLED, Array, Pairs, Table, number_classes, split_column
 
 ROLES = ("none", "gallery G1", "gallery G2", "probe")
@@ -35,21 +43,27 @@ def read_ijb(root: Path) -> Table:
     names, template, media = [], [], []
     for name, tid, mid, *_ in fields(faces, 3):
         names.append(inside(root, name, "loose_crop"))
-        template.append(int(tid))
-        media.append(int(mid))
+        template.append(whole_number(tid, faces))
+        media.append(whole_number(mid, faces))
     columns: dict[str, Array] = {"template": np.array(template, np.int64), "media": np.array(media, np.int64)}
     landmarks = faces.with_name(f"{prefix}_name_5pts_score.txt")
     if landmarks.exists():
         rows = list(fields(landmarks, 12))
         if [row[0] for row in rows] != [name.removeprefix("loose_crop/") for name in names]:
             raise LayoutError(f"{landmarks} and {faces} do not list the same images in the same order")
-        values = np.array([row[1:12] for row in rows], np.float32)
+        try:
+            values = np.array([row[1:12] for row in rows], np.float32)
+        except ValueError as error:
+            raise LayoutError(f"{landmarks} has landmarks that are no numbers: {error}") from error
         columns |= {"landmarks": values[:, :10].reshape(-1, 5, 2), "score": values[:, 10]}
     pairs = {}
     title = {"ijbb": "IJB-B", "ijbc": "IJB-C"}.get(prefix.lower(), prefix)
     listed = faces.with_name(f"{prefix}_template_pair_label.txt")
     if listed.exists():
-        first, second, same = np.loadtxt(listed, np.int64, ndmin=2).T
+        table = table_of_numbers(listed)
+        if table.shape[1:] != (3,):
+            raise LayoutError(f"{listed} must have lines of two templates and whether they are the same")
+        first, second, same = table.T
         pairs[title] = Pairs(first, second, same == 1, np.zeros(len(first), np.int64), of="template")
     subject, role = _one_to_n(faces.parent, prefix)
     people = [subject.get(tid, "") for tid in template]
@@ -69,9 +83,9 @@ def _one_to_n(meta: Path, prefix: str) -> tuple[dict[int, str], dict[int, int]]:
     for number, name in ((1, "gallery_G1"), (2, "gallery_G2"), (3, "probe_mixed")):
         path = meta / f"{prefix}_1N_{name}.csv"
         if path.exists():
-            with open(path, encoding="utf-8", newline="") as file:
+            with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
                 for row in csv.reader(file):
-                    if row and row[0].strip().isdigit():
+                    if len(row) > 1 and row[0].strip().isdigit():
                         subject[int(row[0])] = row[1].strip()
                         role[int(row[0])] = number
     return subject, role
@@ -144,8 +158,8 @@ def read_megaface(root: Path) -> Table:
 def _listed(path: Path) -> list[str]:
     if path.suffix == "" and ".json" not in path.name:
         return list(lines(path))
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not isinstance(content.get("path"), list):
+    content = read_json(path)
+    if not isinstance(content.get("path"), list):
         raise LayoutError(f'{path} must hold {{"path": [...]}}')
     return [str(name) for name in content["path"]]
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nearfar.errors import InputError, InputTypeError
 from nearfar.losses.distributed.distribution import Distribution
 from nearfar.losses.loss import Loss
 from nearfar.losses.ranks import Ranks
@@ -71,7 +72,7 @@ def distribute(
     by Partial FC", CVPR 2022, arXiv:2203.15565.
     """
     if not 0 < sample_rate <= 1:
-        raise ValueError(
+        raise InputError(
             f"sample_rate is the share of the other classes that take part, above 0 up to 1, not {sample_rate}"
         )
     _check(loss)
@@ -124,7 +125,7 @@ def load_full_state(loss: nn.Module, state: dict[str, Any]) -> None:
             own, given = local_part(tensor), plain[name]
             shard = Shard(ranks, len(tensor))
             if given.numel() != tensor.numel():
-                raise ValueError(f"{name} is {tuple(given.shape)} in the state, but the loss has {tuple(tensor.shape)}")
+                raise InputError(f"{name} is {tuple(given.shape)} in the state, but the loss has {tuple(tensor.shape)}")
             assert own is not None
             own.copy_(given.reshape(tensor.shape)[shard.first : shard.stop])
             plain[name] = tensor
@@ -136,12 +137,12 @@ def load_full_state(loss: nn.Module, state: dict[str, Any]) -> None:
 def _check(loss: nn.Module) -> None:
     if isinstance(loss, Loss):
         if loss.dense:
-            raise ValueError("dense=True computes with whole matrices, which ranks do not have: leave it out")
+            raise InputError("dense=True computes with whole matrices, which ranks do not have: leave it out")
         if loss.distribution is not None:
-            raise ValueError(f"{type(loss).__name__} is distributed already")
+            raise InputError(f"{type(loss).__name__} is distributed already")
         return
     if not isinstance(loss, WRAPPERS):
-        raise TypeError(
+        raise InputTypeError(
             f"distribute takes the losses of nearfar.losses, and sums and wrappers of them, not {type(loss)}"
         )
     for part in loss.losses.values() if isinstance(loss, SumLoss) else [loss.loss]:
@@ -159,7 +160,7 @@ def _place(loss: Loss, ranks: Ranks, sharded: bool | None, seed: int) -> None:
     if sharded is None:
         sharded = loss.sharded or (largest > SHARDED_ABOVE and not at_once)
     if sharded and at_once:
-        raise ValueError(
+        raise InputError(
             f"{type(loss).__name__} is a function of a row's similarities to all classes at once, which no rank has if "
             "they are sharded: distribute it with sharded=False"
         )
@@ -227,7 +228,7 @@ def _ranks(loss: nn.Module) -> Ranks:
     for module in loss.modules():
         if isinstance(module, Loss) and module.distribution is not None:
             return module.distribution.ranks
-    raise ValueError("the loss is not distributed: its state_dict() is whole")
+    raise InputError("the loss is not distributed: its state_dict() is whole")
 
 
 def _whole(tensor: Tensor, ranks: Ranks) -> Tensor | None:

@@ -1,0 +1,122 @@
+"""`--budget`: what to train, on images of which size and for how long, so that all of it ends in time.
+
+The features of all images are computed first: they are needed whatever is trained. Then one step of each way to train
+is timed, and the best way is chosen of which enough epochs fit into what is left. What was chosen becomes part of the
+configuration; a deadline ends training early where the machine has become slower.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nearfar.data import Table
+from nearfar.durations import read_seconds, spoken
+from nearfar.training.build import build_embedder
+from nearfar.training.candidates import features_alone, on_cached_features
+from nearfar.training.config import TrainConfig
+from nearfar.training.defaults import resolve
+from nearfar.training.measure import embed
+from nearfar.training.options import ConfigError
+from nearfar.training.progress import Display
+from nearfar.training.splits import Parts, split
+from nearfar.training.timing import Costs, Counts, counted, lower_part, measured, training_time
+
+SAFETY = 0.8  # of the time that is left is planned with: steps may turn out slower than the one that was timed
+RESERVED, RESERVED_SHARE = 10.0, 0.06  # seconds, and share of the budget: to measure, and to write the report
+SMALLEST = 96  # pixels
+WAYS = {"everything": "the whole network", "upper": "the upper blocks", "head": "the head, on cached features"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One of `WAYS` to train, for how many epochs, in how many folds, and the seconds that it will take."""
+
+    way: str
+    epochs: int
+    folds: int
+    seconds: float
+
+
+def plan(costs: Costs, counts: Counts, seconds: float) -> Plan | None:
+    """The best way to train for which there is time; None if there is for none.
+
+    >>> costs, counts = Costs(0.01, 0.05, 0.03, 0.0005), Counts(1000, 100, 1000, 1, 5)
+    >>> [found.way if (found := plan(costs, counts, seconds)) else None for seconds in (1, 30, 120, 1000)]
+    [None, 'head', 'upper', 'everything']
+    """
+    for way, folds, fewest, most in (
+        ("everything", counts.folds, 8, 20),
+        ("upper", counts.folds, 2 if counts.folds == 1 else 6, 20),
+        ("head", counts.head_folds, 10, 40),
+        ("head", 1, 5, 40),
+        ("everything", 1, 1, 20),
+    ):
+        if getattr(costs, way) is None:
+            continue
+        once, twice = (training_time(way, epochs, folds, costs, counts) for epochs in (1, 2))
+        epochs = min(int((seconds - once) / (twice - once)) + 1, most) if seconds >= once else 0
+        if epochs >= fewest:
+            return Plan(way, epochs, folds, training_time(way, epochs, folds, costs, counts))
+    return None
+
+
+class Budget:
+    """A time in which a run is to end, counted from here.
+
+    Args:
+        text: such as 10min.
+        clock: tells seconds.
+    """
+
+    def __init__(self, text: str, clock: Callable[[], float] = time.monotonic):
+        self.text, self.seconds, self._clock = text, read_seconds(text), clock
+        self._began = clock()
+
+    @property
+    def deadline(self) -> float:
+        """When training has to end, by the clock: the rest is for measuring and for the report."""
+        return self._began + self.seconds - RESERVED - RESERVED_SHARE * self.seconds
+
+    def fitted(self, config: TrainConfig, table: Table, display: Display) -> TrainConfig:
+        """The configuration with everything chosen that decides how long training takes; what was given stays."""
+        parts, heads = (split(table, config.data, config.seed, frozen=frozen) for frozen in (False, True))
+        costs = measured(config, parts)
+        config = self._sized(config, costs.embed * len(table), parts, display)
+        compute_features(config, parts, display)
+        left = self.deadline - self._clock()
+        chosen = plan(costs, counted(parts, heads), SAFETY * left)
+        if chosen is None:
+            raise ConfigError(
+                f"--budget {self.text} is too short for {table.name}: {spoken(self._clock() - self._began)} went "
+                f"into the features of its {len(table):,} images, and no way to train fits into the rest. Give more "
+                "time, or less data"
+            )
+        epochs = config.epochs or chosen.epochs
+        folds = f", in {chosen.folds} folds and once more on all classes" if chosen.folds > 1 else ""
+        display.note(f"budget {self.text}: {WAYS[chosen.way]}, {epochs} epochs{folds}: about {spoken(chosen.seconds)}")
+        model = config.model
+        model = replace(
+            model,
+            freeze=model.freeze or chosen.way == "head",
+            freeze_to=lower_part(config) if chosen.way == "upper" else model.freeze_to,
+        )
+        return replace(config, model=model, data=replace(config.data, folds=chosen.folds), epochs=epochs)
+
+    def _sized(self, config: TrainConfig, seconds: float, parts: Parts, display: Display) -> TrainConfig:
+        """Smaller images where the features of all of them would take more than half of the time."""
+        left = self.deadline - self._clock()
+        size = build_embedder(resolve(config, parts.train, parts.fewest_to_train_on)).preprocess.size
+        if seconds <= left / 2 or config.data.size is not None or not isinstance(size, int):
+            return config
+        smaller = max(SMALLEST, int(size * (left / 2 / seconds) ** 0.5) // 16 * 16)
+        display.note(f"budget {self.text}: images of {smaller} pixels instead of {size}")
+        return replace(config, data=replace(config.data, size=smaller))
+
+
+def compute_features(config: TrainConfig, parts: Parts, display: Display) -> None:
+    """Have the features of all images in the cache, where the trunk is one whose features are kept."""
+    config = resolve(config, parts.train, parts.fewest_to_train_on)
+    network = features_alone(config)
+    if network is not None and parts.table.images is not None:
+        with display.looking("features", len(parts.table)) as advance:
+            embed(network, parts.table, on_cached_features(config), advance=advance)

@@ -1,0 +1,125 @@
+"""What a run may keep: the pretrained features as they are, the model as it starts, or the trained one.
+
+Training can make things worse, above all where there is little to learn from. So all three are measured, the best on
+held-out classes is kept, and one sentence says what training was worth.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearfar.data import Table
+from nearfar.evaluation.bootstrap import CONFIDENCE, intervals
+from nearfar.models import Embedder
+from nearfar.training.build import build_embedder
+from nearfar.training.config import TrainConfig
+from nearfar.training.defaults import is_pretrained
+from nearfar.training.measure import Floats, measure
+from nearfar.training.world import World
+
+CANDIDATES = {
+    "features": "the pretrained features",
+    "start": "the model as it starts",
+    "trained": "the trained model",
+}
+
+
+def features_alone(config: TrainConfig) -> Embedder | None:
+    """The pretrained trunk without a head; None where there is none, or the model starts as just that."""
+    model = config.model
+    if model.head == "none" or not (model.backbone == "features" or is_pretrained(model.backbone or "", model.weights)):
+        return None
+    plain = replace(
+        model, head="none", dimension=None, hidden=None, head_start="random", freeze=True, freeze_to=None, lora=None
+    )
+    return build_embedder(replace(config, model=plain)).eval()
+
+
+def on_cached_features(config: TrainConfig) -> TrainConfig:
+    """The configuration that embeds with a trunk as it came: its features are taken from the cache."""
+    pretrained = is_pretrained(config.model.backbone or "", config.model.weights)
+    return replace(config, model=replace(config.model, freeze=True)) if pretrained else config
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A candidate's metrics, and their values for every query."""
+
+    metrics: Mapping[str, Any]
+    queries: Mapping[str, NDArray[np.float64]]
+    labels: NDArray[np.int64]  # of the queries
+
+    @classmethod
+    def of(cls, embeddings: Floats, table: Table, config: TrainConfig, world: World | None = None) -> "Measured":
+        """Embeddings of a table's rows, measured as its splits and cameras say."""
+        found = measure(embeddings, table, config.evaluation.ks, per_query=True, world=world)
+        queries, labels = found.pop("per_query", {}), found.pop("query_labels", np.zeros(0, np.int64))
+        numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+        return cls(numbers, queries, labels)
+
+    @classmethod
+    def pooled(cls, parts: "list[Measured]") -> "Measured":
+        """Of folds: the mean over the queries of all of them."""
+        labels = np.concatenate([part.labels for part in parts])
+        names = [name for name in parts[0].queries if all(name in part.queries for part in parts)]
+        queries = {name: np.concatenate([part.queries[name] for part in parts]) for name in names}
+        return cls({name: float(np.nanmean(values)) for name, values in queries.items()}, queries, labels)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the queries are of."""
+        return len(np.unique(self.labels))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the run keeps of it."""
+        return {"metrics": dict(self.metrics), "intervals": self.intervals()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Of every metric, over classes: what another draw of so many classes would give."""
+        return {name: _interval(values, self.labels) for name, values in self.queries.items()}
+
+
+def _interval(values: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
+    used = ~np.isnan(values)
+    low, high = intervals(values[used, None], groups=labels[used])[0]
+    return float(low), float(high)
+
+
+def best_of(values: Mapping[str, float]) -> str:
+    """The name of the largest value; of equals, the first."""
+    return max(values, key=lambda name: values[name])
+
+
+def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, float], metric: str, what: str) -> str:
+    """What training was worth, in a sentence.
+
+    Args:
+        kept: what the run keeps.
+        measured: the candidates on the rows that the run is measured on.
+        held_out: the metric of each on the held-out rows that chose; empty where none were held out.
+        metric: by which they are compared.
+        what: the measured rows, such as "12 unseen classes".
+    """
+    base = "features" if "features" in measured else "start"
+    called = CANDIDATES
+    shown = ", ".join(f"{called[name]} {held_out[name]:.1%}" for name in called if name in held_out)
+    chosen = f" ({metric} on held-out classes: {shown})" if shown else ""
+    if kept != "trained":
+        return f"Training did not help: {called[kept]} {'are' if kept == 'features' else 'is'} kept{chosen}."
+    ours, theirs = measured["trained"].queries.get(metric), measured[base].queries.get(metric)
+    if ours is None or theirs is None:
+        return f"The trained model is kept{chosen}."
+    low, high = _interval(ours - theirs, measured[base].labels)
+    difference = float(np.nanmean(ours - theirs))
+    figures = (
+        f"{metric} {measured[base].metrics[metric]:.1%} to {measured['trained'].metrics[metric]:.1%} on {what} "
+        f"({100 * difference:+.1f} points, {CONFIDENCE:.0%} interval {100 * low:+.1f} to {100 * high:+.1f})"
+    )
+    if low > 0:
+        return f"Training helped: {figures}."
+    if high < 0:
+        return f"Training made it worse than {called[base]}, though held-out classes had chosen it: {figures}."
+    return f"Whether training helped cannot be told from so few classes: {figures}."

@@ -1,0 +1,177 @@
+"""The steps of a training, under Lightning: from the start, or from where a run was stopped."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from nearfar.errors import NearfarError
+from nearfar.training.config import TrainConfig
+from nearfar.training.data import Stream
+from nearfar.training.exhausted import out_of_memory
+from nearfar.training.learner import Learner
+from nearfar.training.loggers import Loggers
+from nearfar.training.memory import freed_memory_kept
+from nearfar.training.prepare import Prepared
+from nearfar.training.progress import Display
+from nearfar.training.recorder import Recorder, stopped_by_signals
+from nearfar.training.runs import Run, RunError
+from nearfar.training.spread import spread
+from nearfar.training.start import start
+from nearfar.training.world import World
+
+
+class StoppedError(NearfarError, RuntimeError):
+    """Stopped by Ctrl-C or SIGTERM, after everything was saved; the message says how to go on."""
+
+    exit_code = 130
+
+
+@dataclass
+class Fitted:
+    """What training leaves: the network as it is now, the best step by validation, and how long it took."""
+
+    learner: Learner
+    best: dict[str, Any] | None
+    seconds: float
+
+
+def fit(
+    run: Run,
+    prepared: Prepared,
+    display: Display,
+    world: World,
+    *,
+    until: int | None = None,
+    looks: Mapping[int, Sequence[str]] | None = None,
+    deadline: float | None = None,
+    whole: Run | None = None,
+) -> Fitted:
+    """Take the steps that are left.
+
+    Args:
+        run: where checkpoints and curves are kept. The state at the start is kept as the checkpoint "start".
+        until: the step to stop after; by default the last of the schedule.
+        looks: steps after which the embeddings of the validation rows are kept under names, in place of choosing the
+            best step by them.
+        deadline: when to end at the latest, by `time.monotonic`, whatever is left to do.
+        whole: the run that this is a fold of, which messages name.
+    """
+    config, embedder, whole = prepared.config, prepared.embedder, whole or run
+    until = prepared.total_steps if until is None else until
+    trainer = make_trainer(config, until, world)
+    device = trainer.strategy.root_device
+    embedder.to(device)
+    spread(prepared.loss, config, world, device)
+    state = run.load_checkpoint("last") if run.has_checkpoint("last") else None
+    if state is None:
+        start(embedder, prepared.loss, prepared.parts.train, config, world, display)
+        if world.first:
+            run.save_checkpoint("start", {"step": 0, "embedder": embedder.state_dict()})
+    else:
+        prepared.loader.load_state_dict(state["loader"])
+        display.note(f"{run.folder}: going on from step {state['step']:,}")
+    left = until - (0 if state is None else state["step"])
+    loggers = Loggers(config if world.first and run is whole else replace(config, loggers=()), run.folder)
+    test = prepared.parts.test if config.evaluation.watch_test else None
+    stream = Stream(prepared.loader, left)
+    recorder = Recorder(run, config, stream, prepared.parts.val, test, display, loggers, state, world, until, looks)
+    recorder.deadline = deadline
+    try:
+        learner = Learner(embedder, prepared.loss, config, prepared.total_steps, recorder, world)
+        if state is not None:
+            learner.resume(state, run.shards(state["step"]) if state.get("shards") else None)
+        else:
+            recorder.look(learner)
+        if left:
+            display.start(until, learner.done)
+            with (
+                resumable(whole),
+                stopped_by_signals(lambda: setattr(recorder, "stopping", True), alone=world.size == 1),
+                freed_memory_kept(device.type),
+                without_chatter(),
+            ):
+                trainer.fit(learner, recorder.stream)
+    except SIGTERMException:
+        pass  # Lightning leaves so, after the recorder has saved
+    except RunError as error:
+        raise RunError(f"{error}\n{kept(run)}") from error
+    finally:
+        recorder.close()
+    if recorder.out_of_time:
+        display.note(f"the time is over after {learner.done:,} of {until:,} steps")
+    elif learner.done < until:
+        raise stopped(whole, learner.done if run is not whole else None)
+    embedder.to(device)
+    return Fitted(learner, recorder.best, recorder.seconds)
+
+
+def stopped(run: Run, step: int | None = None) -> StoppedError:
+    """What to say of a run that was told to stop, and has saved; or had nothing to save yet."""
+    if step is None:
+        step = run.load_checkpoint("last")["step"] if run.has_checkpoint("last") else 0
+    return StoppedError(f"stopped and saved at step {step:,}. To go on: nearfar train --resume {run.folder}")
+
+
+@contextlib.contextmanager
+def resumable(run: Run) -> Iterator[None]:
+    """Say how to go on where a file has stopped the run, such as one that a full disk has no room for."""
+    try:
+        yield
+    except OSError as error:
+        if out_of_memory(error):
+            raise
+        raise RunError(f"{error}. To go on: nearfar train --resume {run.folder}") from error
+
+
+def kept(run: Run) -> str:
+    """What is left of a run that had to stop."""
+    if not run.has_checkpoint("last"):
+        return f"No checkpoint was written yet in {run.folder}."
+    step = run.load_checkpoint("last")["step"]
+    return f"The last good state, of step {step:,}, is kept in {run.folder / 'checkpoints' / 'last.pt'}."
+
+
+def make_trainer(config: TrainConfig, steps: int, world: World | None = None) -> Any:
+    """Lightning's trainer, for as many steps as there are batches in the stream; files and the bar are ours."""
+    from lightning.pytorch import Trainer
+
+    world, strategy = world or World(), "auto"
+    if world.size > 1:
+        strategy = "ddp_find_unused_parameters_true" if config.model.warmup_epochs else "ddp"
+    with without_chatter():
+        return Trainer(
+            accelerator=config.accelerator,
+            devices=world.local_size,
+            num_nodes=world.nodes,
+            strategy=strategy,
+            precision=config.precision,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            inference_mode=False,
+        )
+
+
+@contextlib.contextmanager
+def without_chatter() -> Iterator[None]:
+    """Lightning's advice is for those who call it themselves: batch normalisation is frozen on purpose here."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", message=r".*(eval mode|does not have many workers|GPU available).*")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

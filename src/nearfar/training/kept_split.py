@@ -1,0 +1,245 @@
+"""The split of a run, kept with it: which rows of its data it trains on, chooses by, and is tested on.
+
+`split.csv` in the run's folder names every row with its label, its role and a fingerprint of its picture. Everything
+that measures the run goes by it, however the data have changed since: what was trained on is never called unseen.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import nearfar.data
+from nearfar.data import SPLITS, Table
+from nearfar.data.survey import Survey, row_name, survey
+from nearfar.training.runs import Run, RunError, replacing
+from nearfar.training.splits import Parts, split
+
+FILE_NAME = "split.csv"
+LEFT_OUT = "left out"  # the role of rows that could not be read
+SEEN = ("train", "val")  # roles of rows that have had a say in the model
+SHOWN = 3  # names in a note
+ROW = "row"  # the column that says which row of the opened data a row of a run is
+BEFORE = "this run was made before splits were kept: its split is made anew, from the data as they are now"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of `split.csv`."""
+
+    image: str
+    label: str
+    role: str
+    fold: str
+    fingerprint: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KeptSplit:
+    """The rows of a run's data as they were when it began."""
+
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, table: Table, found: Survey, parts: Parts) -> "KeptSplit":
+        """The split of a table of which `parts` have the readable rows, in their order."""
+        roles = iter(SPLITS[number] for number in parts.table.split_ids.tolist())
+        folds = iter([-1] * len(parts.table) if parts.fold is None else parts.fold.tolist())
+        rows = []
+        for row in range(len(table)):
+            reason = found.broken.get(row, "")
+            role, fold = (LEFT_OUT, -1) if reason else (next(roles), next(folds))
+            marks = (role, "" if fold < 0 else str(fold), found.fingerprints[row], reason)
+            rows.append(Row(row_name(table, row), table.label_name(row), *marks))
+        return cls(tuple(rows))
+
+    def save(self, run: Run) -> None:
+        """Keep it in the run's folder."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(Row.__dataclass_fields__)
+        writer.writerows([vars(row).values() for row in self.rows])
+        with replacing(run.folder / FILE_NAME) as file:
+            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+    @classmethod
+    def load(cls, run: Run) -> "KeptSplit | None":
+        """That of a run; None if it was made before splits were kept."""
+        path: Path = run.folder / FILE_NAME
+        if not path.is_file():
+            return None
+        try:
+            with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+                return cls(tuple(Row(**line) for line in csv.DictReader(file)))
+        except (TypeError, csv.Error) as error:
+            raise RunError(f"{path} is damaged ({error}): a run cannot be measured without it. Train again") from error
+
+    @property
+    def open_set(self) -> bool:
+        """Whether no class that was trained on is tested."""
+        return not self.trained_classes & self.tested_classes
+
+    @property
+    def trained_classes(self) -> set[str]:
+        """The classes that have had a say in the model."""
+        return {row.label for row in self.rows if row.role in SEEN and row.label}
+
+    @property
+    def tested_classes(self) -> set[str]:
+        """The classes that the run is tested on."""
+        return {row.label for row in self.rows if row.role in SPLITS and row.role not in SEEN and row.label}
+
+    def seen_in(self, table: Table, found: Survey) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+        """(N,) which rows of any table the run was trained on, and a note about them.
+
+        Pictures are known by their content. Other pictures of trained classes are not unseen either where they are of
+        the run's own data; elsewhere, a class may have the same name by chance, which is told.
+        """
+        contents = {row.fingerprint for row in self.rows if row.role in SEEN}
+        then, trained = {(row.image, row.fingerprint) for row in self.rows}, self.trained_classes
+        own = any((row_name(table, row), fingerprint) in then for row, fingerprint in enumerate(found.fingerprints))
+        labels = np.array([table.label_name(row) in trained for row in range(len(table))], np.bool_)
+        seen = np.array([fingerprint in contents for fingerprint in found.fingerprints], np.bool_)
+        if own and self.open_set:
+            seen |= labels
+        told = []
+        if seen.any():
+            told.append(f"{np.count_nonzero(seen):,} images are left out: they, or their classes, were trained on")
+        if (labels & ~seen).any() and self.open_set:
+            told.append(f"{np.count_nonzero(labels & ~seen):,} images are in classes with the name of a trained one")
+        return seen, tuple(told)
+
+    def match(self, table: Table, found: Survey) -> "Match":
+        """The rows of the data as they are now, each with what it was then."""
+        names = {row.image: row for row in self.rows}
+        contents = {row.fingerprint: row for row in self.rows if row.fingerprint and row.role != LEFT_OUT}
+        contents |= {row.fingerprint: row for row in self.rows if row.role in SEEN}  # of copies, the one that was seen
+        here = {row_name(table, row) for row in range(len(table))}
+        match = Match(self, table)
+        for row in np.flatnonzero(found.readable).tolist():
+            name, fingerprint = row_name(table, row), found.fingerprints[row]
+            then, content = names.get(name), contents.get(fingerprint)
+            if then is not None and then.role == LEFT_OUT:
+                then = None
+            if then is not None and then.fingerprint == fingerprint:
+                match.add(row, then)
+            elif content is not None and (then is None or content.role in SEEN):
+                match.moved.append(name)
+                match.add(row, content, again=content.image in here)
+            elif then is not None:
+                match.changed.append(name)
+                match.add(row, then)
+            else:
+                match.new[row] = table.label_name(row)
+        there = {then.image for then in match.then.values()}
+        match.gone += [row.image for row in self.rows if row.role in SPLITS and row.image not in there]
+        return match
+
+
+@dataclass
+class Match:
+    """What became of the rows of a run's data.
+
+    Attributes:
+        then: the row of the split that each row of the table was, where it was one.
+        new: rows that were not there, and their labels.
+        gone, changed, moved: names of images that are no longer there, have other content, or another name.
+    """
+
+    split: KeptSplit
+    table: Table
+    then: dict[int, Row] = field(default_factory=dict)
+    new: dict[int, str] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    copies: dict[int, Row] = field(default_factory=dict)
+
+    def add(self, row: int, then: Row, *, again: bool = False) -> None:
+        """Row `row` is what `then` was, or (`again`) a copy of what is still there."""
+        (self.copies if again else self.then)[row] = then
+
+    @property
+    def relabelled(self) -> list[int]:
+        """Rows to be tested whose label is now that of a class that was trained on."""
+        if not self.split.open_set:
+            return []
+        trained = self.split.trained_classes
+        tested = [row for row, then in self.then.items() if then.role not in SEEN]
+        return [row for row in tested if self.table.label_name(row) in trained]
+
+    def parts(self) -> Parts:
+        """The run's own rows as far as they are still there; notes say what has changed."""
+        left_out = set(self.relabelled)
+        kept = [row for row in sorted(self.then) if row not in left_out]
+        roles = np.array([SPLITS.index(self.then[row].role) for row in kept], np.int8)
+        folds = np.array([int(self.then[row].fold or -1) for row in kept], np.int64)
+        table = self.table.select(kept)
+        table = replace(table, split_ids=roles, columns={**table.columns, ROW: np.array(kept, np.int64)}).compact()
+        return Parts(table, self.split.open_set, tuple(self.notes()), folds if (folds >= 0).any() else None)
+
+    def parts_to_go_on_with(self, run: Run) -> Parts:
+        """The same for a run that is not finished: its training rows must be what they were."""
+        seen = {row.image for row in self.split.rows if row.role in SEEN}
+        lost = sorted(seen & {*self.gone, *self.changed})
+        if lost:
+            shown = ", ".join(lost[:SHOWN]) + (", ..." if len(lost) > SHOWN else "")
+            raise RunError(
+                f"{len(lost):,} of the images that {run.folder} trains on are gone or changed since it began: {shown}. "
+                "Put them back to go on; or begin a new run: nearfar train DATA"
+            )
+        return self.parts()
+
+    def notes(self) -> Iterator[str]:
+        """What has changed since the run began, in words."""
+        yield from _told(self.gone, "of the run are no longer there")
+        yield from _told(self.changed, "have other content than when the run began")
+        yield from _told(self.moved, "have another name, or are copies: they count as what they were")
+        names = [row_name(self.table, row) for row in self.relabelled]
+        yield from _told(names, "test images are now in classes that were trained on: they are not measured")
+        trained, tested = self.split.trained_classes, self.split.tested_classes - self.split.trained_classes
+        new = {row: label for row, label in self.new.items() if label}
+        kinds = {
+            "are new, of classes that were trained on": [row for row, label in new.items() if label in trained],
+            "are new, of test classes: they are not part of the run's figures": [
+                row for row, label in new.items() if label in tested
+            ],
+        }
+        for what, rows in kinds.items():
+            yield from _told([row_name(self.table, row) for row in rows], what)
+        unknown = sorted(set(new.values()) - trained - tested)
+        yield from _told(unknown, "are new, never seen by the run: they are not part of its figures", "classes")
+
+
+def _told(names: list[str], what: str, things: str = "images") -> Iterator[str]:
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        yield f"{len(names):,} {things} {what}: {shown}"
+
+
+def parts_of(run: Run, advance: Callable[[int], None] | None = None) -> Parts:
+    """The rows of a run's own data, as its split has them."""
+    return match_of(run, advance).parts() if (run.folder / FILE_NAME).is_file() else _made_anew(run, advance)
+
+
+def match_of(run: Run, advance: Callable[[int], None] | None = None) -> Match:
+    """The rows of a run's own data as they are now, against its split."""
+    kept = KeptSplit.load(run)
+    assert kept is not None
+    table = nearfar.data.open(run.config.data.path, run.config.data.layout)
+    return kept.match(table, survey(table, advance))
+
+
+def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
+    config = run.config
+    table = nearfar.data.open(config.data.path, config.data.layout)
+    rows = np.flatnonzero(survey(table, advance).readable)
+    readable = table.select(rows)
+    readable = replace(readable, columns={**readable.columns, ROW: rows})
+    parts = split(readable, config.data, config.seed, frozen=config.model.freeze)
+    return replace(parts, notes=(*parts.notes, BEFORE))

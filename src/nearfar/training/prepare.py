@@ -1,0 +1,127 @@
+"""From a configuration to everything that training needs. Every refusal comes here, before any work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+import nearfar.data
+from nearfar.data import Loader, Table
+from nearfar.data.survey import Survey, survey
+from nearfar.models import Embedder
+from nearfar.training.build import build_embedder, build_loss
+from nearfar.training.checks import check_batches, check_metric, check_parameters
+from nearfar.training.config import TrainConfig
+from nearfar.training.data import FeatureLoader, make_loader, make_sampler
+from nearfar.training.defaults import resolve, with_images_of
+from nearfar.training.kept_split import KeptSplit
+from nearfar.training.learner import check_chunks, make_optimisation
+from nearfar.training.loggers import check_installed
+from nearfar.training.options import ConfigError
+from nearfar.training.progress import Display
+from nearfar.training.runs import Run
+from nearfar.training.splits import Parts, split
+from nearfar.training.world import World
+
+Choose = Callable[[TrainConfig, Table, Display], TrainConfig]
+LISTED = 5  # unreadable images that are named
+
+
+@dataclass
+class Prepared:
+    """Everything training needs, built and checked; `given` is the configuration before anything was chosen."""
+
+    given: TrainConfig
+    config: TrainConfig
+    parts: Parts
+    embedder: Embedder
+    loss: nn.Module
+    loader: Loader | FeatureLoader
+    total_steps: int
+    split: KeptSplit | None = None
+
+
+def prepare(
+    config: TrainConfig,
+    table: Table | None = None,
+    world: World | None = None,
+    display: Display | None = None,
+    run: Run | None = None,
+    choose: Choose | None = None,
+) -> Prepared:
+    """Open, split, build and check what a configuration describes.
+
+    Args:
+        table: the data, if not those that the configuration names.
+        run: that goes on: its split is kept to.
+        choose: what a budget chooses for the readable rows of the data, of a run that begins.
+    """
+    display = display or Display(quiet=True)
+    check_installed(config.loggers)
+    check_metric(config.evaluation.metric, config.evaluation.ks)
+    if table is None:
+        table = nearfar.data.open(config.data.path, config.data.layout)
+    elif config.data.path == TrainConfig().data.path:
+        config = replace(config, data=replace(config.data, path=table.name))
+    with display.looking("images read", len(table)) as advance:
+        found = survey(table, advance)
+    found.check(table, config.data.max_broken)
+    kept = None if run is None else KeptSplit.load(run)
+    if kept is not None:
+        assert run is not None
+        parts = kept.match(table, found).parts_to_go_on_with(run)
+    else:
+        readable = table.select(found.readable) if found.broken else table
+        if choose is not None:
+            config = choose(config, readable, display)
+        parts = split(readable, config.data, config.seed, frozen=config.model.freeze or table.images is None)
+        parts = replace(parts, notes=(*left_out(table, found), *parts.notes))
+        kept = KeptSplit.of(table, found, parts)
+    return replace(build(config, parts, world, display), split=kept)
+
+
+def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
+    torch.manual_seed(config.seed)
+    return build_embedder(config, tuple(parts.train.label_names))
+
+
+def left_out(table: Table, found: Survey) -> tuple[str, ...]:
+    """A note on the images that cannot be read."""
+    if not found.broken:
+        return ()
+    more = len(found.broken) - LISTED
+    listed = "; ".join(found.listed(table, LISTED)) + (f"; and {more:,} more, in split.csv" if more > 0 else "")
+    return (f"left out: {len(found.broken):,} of {len(table):,} images cannot be read: {listed}",)
+
+
+def build(config: TrainConfig, parts: Parts, world: World | None = None, display: Display | None = None) -> Prepared:
+    """Build and check what trains on these rows."""
+    world, display = world or World(), display or Display(quiet=True)
+    if config.chunk is not None:
+        check_chunks(config)
+    if not 0 < config.sample_rate <= 1:
+        raise ConfigError(f"sample_rate={config.sample_rate} is a share of the classes, above 0 and up to 1")
+    if config.sample_rate < 1 and config.precision == "16-mixed":
+        raise ConfigError("sample_rate goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+    given = config
+    config = resolve(config, parts.train, parts.fewest_to_train_on)
+    embedder = _embedder(config, parts)
+    wished, size = config.model.dimension, embedder.feature_size
+    if given.model.dimension is None and config.model.head_start != "random" and wished is not None and wished > size:
+        config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
+        embedder = _embedder(config, parts)
+    config = with_images_of(config, embedder)
+    loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
+    sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
+    check_batches(sampler, parts.train.labels, loss)
+    assert config.epochs is not None
+    total = config.epochs * len(sampler)
+    total = total if config.max_steps is None else min(total, config.max_steps)
+    if total < 1:
+        raise ConfigError(f"max_steps={config.max_steps} and epochs={config.epochs} leave nothing to train")
+    check_parameters(loss, make_optimisation(config, embedder, loss, total)[0])
+    wanted = len(parts.train) * config.model.views // world.size
+    with display.looking("features of training images", wanted) as advance:
+        loader = make_loader(config, parts.train, embedder, world, advance)
+    return Prepared(given, config, parts, embedder, loss, loader, total)

@@ -1,0 +1,202 @@
+"""A run goes by its own split, however its data have changed since."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import nearfar.data
+from nearfar.cli import main
+from nearfar.data.survey import survey
+from nearfar.training.evaluate import evaluate, rows_of
+from nearfar.training.kept_split import KeptSplit, parts_of
+from nearfar.training.runs import Run, RunError
+from nearfar.training.train import StoppedError, train
+from tests.retrieval.making import photos
+from tests.training.making import SMALL
+
+OPTIONS = {**SMALL, "max_steps": 2, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten classes of five pictures, of which the first five are trained on, and a run; `data` and `run` restore them."""
+    place = tmp_path_factory.mktemp("kept") / "place"
+    data = photos(place / "photos", classes=10, each=5)
+    train(data, out=str(place / "run"), **OPTIONS)
+    shutil.copytree(place, place.with_name("as it was"))
+    return place
+
+
+@pytest.fixture
+def data(place: Path) -> Path:
+    shutil.rmtree(place)
+    shutil.copytree(place.with_name("as it was"), place)
+    return place / "photos"
+
+
+@pytest.fixture
+def run(data: Path) -> Run:
+    return Run(data.with_name("run"))
+
+
+def names_tested(run: Run, given: Path | None = None) -> set[str]:
+    table = rows_of(run, given)[0]
+    return {table.label_name(row) for row in range(len(table))}
+
+
+def lines(run: Run) -> list[dict[str, str]]:
+    with (run.folder / "split.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_is_named(run: Run, data: Path) -> None:
+    rows = lines(run)
+    assert [row["image"] for row in rows] == sorted(str(path.relative_to(data)) for path in data.glob("*/*.png"))
+    assert all(row["image"].startswith(row["label"]) and len(row["fingerprint"]) == 32 for row in rows)
+    roles = {row["label"]: row["role"] for row in rows}
+    assert [roles[f"pattern {i}"] for i in range(5, 10)] == ["test"] * 5
+    assert sorted(roles[f"pattern {i}"] for i in range(5)) == ["train"] * 3 + ["val"] * 2
+
+
+def test_an_added_class_shifts_nothing(run: Run, data: Path) -> None:
+    """Sorted before all others, it would move a trained class into the test half of a split made anew."""
+    shutil.copytree(data / "pattern 9", data / "a new one")
+    for path in (data / "a new one").iterdir():
+        Image.fromarray(np.full((16, 16), hash(path.name) % 200, np.uint8)).save(path)
+    assert names_tested(run) == {f"pattern {i}" for i in range(5, 10)}
+    notes = parts_of(run).notes
+    assert any(note.startswith("1 classes are new, never seen by the run") and "a new one" in note for note in notes)
+    before = run.metrics["after"]["map@r"]
+    assert evaluate(run)["map@r"] == before
+
+
+def test_the_run_s_folder_given_as_data_is_measured_without_what_was_trained_on(run: Run, data: Path) -> None:
+    shutil.copytree(data / "pattern 9", data / "a new one")
+    for number, path in enumerate(sorted((data / "a new one").iterdir())):
+        Image.fromarray(np.full((16, 16), 10 * number, np.uint8)).save(path)
+    assert names_tested(run, data) == {f"pattern {i}" for i in range(5, 10)} | {"a new one"}
+    assert "25 images are left out: they, or their classes, were trained on" in rows_of(run, data)[1]
+
+
+def test_other_data_is_measured_whole_but_for_copies_of_trained_pictures(run: Run, data: Path, tmp_path: Path) -> None:
+    other = photos(tmp_path / "other", classes=3, each=4)
+    for path in other.glob("*/*.png"):
+        Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
+    shutil.copy(data / "pattern 0" / "000.png", other / "pattern 1" / "copy.png")
+    table, notes = rows_of(run, other)
+    assert len(table) == 12
+    assert notes[0].startswith("1 images are left out")
+    assert any("with the name of a trained one" in note for note in notes)
+
+
+def test_gone_changed_and_moved_pictures_are_told(run: Run, data: Path) -> None:
+    shutil.rmtree(data / "pattern 5")
+    changed = data / "pattern 6" / "030.png"
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(changed)
+    (data / "pattern 7" / "035.png").rename(data / "pattern 7" / "renamed.png")
+    parts = parts_of(run)
+    assert any(note.startswith("5 images of the run are no longer there: pattern 5/025.png") for note in parts.notes)
+    assert any("1 images have other content" in note and "pattern 6/030.png" in note for note in parts.notes)
+    assert any("1 images have another name" in note and "renamed.png" in note for note in parts.notes)
+    assert parts.test is not None and len(parts.test) == 20
+
+
+def test_a_trained_picture_under_another_class_is_not_unseen(run: Run, data: Path) -> None:
+    seen = next(row for row in lines(run) if row["role"] == "train")
+    shutil.copy(data / seen["image"], data / "pattern 9" / "copied.png")
+    shutil.move(data / seen["image"], data / "pattern 8" / "moved.png")
+    parts = parts_of(run)
+    assert parts.test is not None
+    names = {Path(path).name for path in parts.test.paths}
+    assert "copied.png" not in names and "moved.png" not in names
+    assert len(parts.test) == 25
+
+
+def test_images_of_a_test_class_moved_into_a_trained_one_are_not_measured(run: Run, data: Path) -> None:
+    trained = next(row["label"] for row in lines(run) if row["role"] == "train")
+    (data / "pattern 9").rename(data / trained / "inside")  # a folder of its own class is a class of its own
+    assert "25 of the run" not in " ".join(parts_of(run).notes)
+    for path in (data / trained / "inside").iterdir():
+        path.rename(data / trained / f"moved-{path.name}")
+    parts = parts_of(run)
+    assert parts.test is not None and len(parts.test) == 20
+    assert any("now in classes that were trained on: they are not measured" in note for note in parts.notes)
+
+
+def test_runs_from_before_are_split_anew_and_say_so(run: Run) -> None:
+    kept = parts_of(run)
+    (run.folder / "split.csv").unlink()
+    anew = parts_of(run)
+    assert anew.test is not None and kept.test is not None and anew.test.paths == kept.test.paths
+    assert anew.val is not None and kept.val is not None and anew.val.paths == kept.val.paths
+    assert any("made before splits were kept" in note for note in anew.notes)
+
+
+def test_a_damaged_split_is_an_error(run: Run) -> None:
+    (run.folder / "split.csv").write_text("image,other\na,b\n")
+    with pytest.raises(RunError, match=r"split\.csv is damaged"):
+        parts_of(run)
+
+
+def test_unreadable_pictures_are_left_out_and_repaired_ones_are_new(tmp_path: Path, data: Path) -> None:
+    broken = data / "pattern 6" / "030.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:60])
+    run = train(data, out=str(tmp_path / "run"), **OPTIONS)
+    row = next(row for row in lines(run) if row["role"] == "left out")
+    assert row["image"] == "pattern 6/030.png" and row["reason"]
+    broken.write_bytes(whole)
+    assert any("are new, of test classes" in note for note in parts_of(run).notes)
+    assert len(rows_of(run, None)[0]) == 24
+
+
+def test_going_on_with_other_pictures_is_refused(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nearfar.training import fit
+
+    class Stopping(fit.Recorder):
+        def after_step(self, learner, step):  # type: ignore[no-untyped-def]
+            self.stopping = learner.done == 1
+            super().after_step(learner, step)
+
+    monkeypatch.setattr(fit, "Recorder", Stopping)
+    with pytest.raises(StoppedError):
+        train(data, out=str(tmp_path / "run"), **OPTIONS)
+    monkeypatch.undo()
+    run = Run(tmp_path / "run")
+    seen = next(row for row in lines(run) if row["role"] == "train")
+    path = data / seen["image"]
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(RunError, match=r"1 of the images that .* trains on are gone or changed"):
+        train(resume=run.folder, quiet=True)
+    path.write_bytes(whole)
+    assert train(resume=run.folder, quiet=True).finished
+
+
+def test_splits_of_what_is_not_files(tmp_path: Path) -> None:
+    table = nearfar.data.glyphs(classes=20, per_class=3)
+    found = survey(table)
+    assert not found.broken and len(set(found.fingerprints)) == 60
+    run = train(table, out=str(tmp_path / "run"), **OPTIONS)
+    kept = KeptSplit.load(run)
+    assert kept is not None and [row.image for row in kept.rows] == [f"#{row}" for row in range(60)]
+    assert kept.match(table, found).parts().test is not None
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["export", "--format", "safetensors"]])
+def test_commands_say_what_has_changed(
+    run: Run, data: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data / "pattern 9", data / "a new one")
+    for number, path in enumerate(sorted((data / "a new one").iterdir())):
+        Image.fromarray(np.full((16, 16), 10 * number, np.uint8)).save(path)
+    shutil.rmtree(data / "pattern 5")
+    assert main([command[0], str(run.folder), *command[1:]]) == 0
+    said = capsys.readouterr().out
+    assert "never seen by the run" in said and "a new one" in said and "no longer there" in said
+    if command[0] == "report":
+        assert "never seen by the run" in (run.folder / "report.html").read_text()
