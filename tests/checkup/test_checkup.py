@@ -118,7 +118,9 @@ def test_few_and_small_and_unequal_classes(tmp_path: Path) -> None:
         Image.fromarray(rng.integers(0, 255, (16, 16), np.uint8)).save(folder / "05" / f"more {number}.png")
     result = looked_at(folder)
     few, alone, unequal = found(result)
-    assert few.startswith("14 classes are few: ") and few.endswith(" and 7 to test")
+    assert few.startswith("14 classes are few: 5 are left to train on, 2 to choose and calibrate by") and few.endswith(
+        ", and 7 to be tested on"
+    )
     assert alone.startswith("1 of 14 classes has one picture alone") and result.findings[1].where == ("03",)
     assert unequal.startswith("class sizes are very unequal: 1 to 76 pictures, median 6")
     assert result.findings[2].where == ("05: 76",)
@@ -131,11 +133,10 @@ def test_too_few_classes_to_leave_some_out(tmp_path: Path) -> None:
 
 def test_fewer_images_than_dimensions() -> None:
     parts = split(patterns(), TrainConfig().data, 0)
-    assert len(parts.train) == 72
-    assert few_images(parts, 71, starts_at_random=True) == [] == few_images(parts, 512, starts_at_random=False)
-    (finding,) = few_images(parts, 512, starts_at_random=True)
-    assert finding.what.startswith("72 pictures to train on, and 512 dimensions")
-    assert finding.advice == "Choose fewer: --dimension 64"
+    assert parts.fewest_to_train_on == 64  # 12 classes of 8, in three folds
+    assert few_images(parts, None) == [] == few_images(parts, 63)
+    (finding,) = few_images(parts, 64)
+    assert finding.what.startswith("64 pictures to train on, and --dimension 64: they vary in 63 directions")
 
 
 def test_what_training_refuses_comes_first(tmp_path: Path) -> None:
