@@ -27,7 +27,7 @@ COMMANDS = {
     "serve": "a page to search, and to see what the model gets wrong",
     "duplicates": "find near-identical images, above all between training and test images",
     "report": "write the report of a run anew: report.html, to be opened in a browser",
-    "doctor": "look at a data set and at one batch of it: what would go wrong in training",
+    "doctor": "look at every file of a data set and at one batch of it: what to do before training",
     "plan": "memory, traffic and time of training on many machines, before it is begun",
     "losses": "list the losses, or show one of them",
     "recipes": "list the papers' protocols, for nearfar train --recipe",

@@ -9,7 +9,6 @@ from nearfar.training.config import DataConfig
 from nearfar.training.options import ConfigError
 from nearfar.training.splits import split
 
-
 ONCE = DataConfig(folds=1)  # validation rows are held out once
 
 

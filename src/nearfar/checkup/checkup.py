@@ -153,9 +153,8 @@ def _through_the_network(
         )
     if result.unseen:
         result.facts["not seen"] = [result.unseen]
-    own, wished = prepared.config.model, config.model
-    random = pretrained and own.head_start == "random" and wished.head_start is None and own.head in ("linear", "mlp")
-    result.dimension = classes.few_images(parts, own.dimension, random)
+    if pretrained:
+        result.dimension = classes.few_images(parts, config.model.dimension)
     return result
 
 
@@ -173,7 +172,7 @@ def _refused(config: TrainConfig, table: Table, parts: Parts) -> list[Finding]:
 def _split(table: Table, config: TrainConfig) -> tuple[Parts | None, list[Finding]]:
     numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
     try:
-        return split(numbered, config.data, config.seed), []
+        return split(numbered, config.data, config.seed, frozen=config.model.freeze or table.images is None), []
     except ValueError as error:
         return None, [Finding(f"training would be refused: {error}", "")]
 
@@ -216,8 +215,10 @@ def _model(prepared: Prepared) -> dict[str, list[str]]:
     config = prepared.config
     loss = " + ".join(loss.name for loss in config.loss)
     frozen = " (frozen)" if config.model.freeze else ""
-    dimension = prepared.embedder.dimension
-    first = f"{config.model.backbone}{frozen} to {dimension} dimensions, {loss}, batches of {config.sampler.batch_size}"
+    dimension = f"{prepared.embedder.dimension} dimensions"
+    if prepared.given.model.dimension is None and prepared.embedder.dimension == prepared.parts.fewest_to_train_on - 1:
+        dimension += " (as many as the pictures to train on vary in)"
+    first = f"{config.model.backbone}{frozen} to {dimension}, {loss}, batches of {config.sampler.batch_size}"
     return {"model": [first]}
 
 

@@ -28,15 +28,19 @@ def too_few(table: Table, parts: Parts | None) -> list[Finding]:
             "are divided instead, and what is tested are classes that the model knows"
         )
         return [Finding(what, f"How well it finds new things cannot be said: from {FEW_CLASSES} classes on, it can")]
-    held = "" if parts is None or parts.val is None else f", {parts.val.num_classes} to choose the best epoch by"
-    tested = "" if parts is None or parts.test is None else f" and {parts.test.num_classes} to test"
-    trained = "" if parts is None else f": {parts.train.num_classes} are left to train on{held}{tested}"
-    what = f"{count} classes are few{trained}"
-    advice = (
-        f"The threshold rests on few classes, and all numbers are uncertain (nearfar evaluate RUN --ci says by how "
-        f"much); nearfar compare needs --folds 2. Add classes: {ENOUGH_CLASSES} are a beginning, 50 are better"
-    )
-    return [Finding(what, advice)]
+    what, advice = f"{count} classes are few", f"Add classes: {ENOUGH_CLASSES} are a beginning, 50 are better"
+    if parts is not None:
+        tested = "" if parts.test is None else f", and {parts.test.num_classes} to be tested on"
+        what += f": {parts.train.num_classes} are left to train on, {_chosen_by(parts)}{tested}"
+    doubt = "All numbers are uncertain (nearfar evaluate RUN --ci says by how much), the threshold above all"
+    return [Finding(what, f"{doubt}; nearfar compare needs --folds 2. {advice}")]
+
+
+def _chosen_by(parts: Parts) -> str:
+    """By what the model that is kept is chosen, and its threshold found."""
+    if parts.val is not None:
+        return f"{parts.val.num_classes} to choose and calibrate by"
+    return f"in {parts.folds} folds to choose and calibrate by" if parts.folds else "none to choose and calibrate by"
 
 
 def alone(table: Table) -> list[Finding]:
@@ -67,14 +71,13 @@ def unequal(table: Table) -> list[Finding]:
     return [Finding(what, "Draw all classes equally often: --sampler.kind balanced, or pk", first(names, MOST_NAMES))]
 
 
-def few_images(parts: Parts, dimension: int | None, starts_at_random: bool) -> list[Finding]:
-    """Fewer images to train on than the embedding has dimensions."""
-    count = len(parts.train)
-    if dimension is None or count > dimension or not starts_at_random:
+def few_images(parts: Parts, dimension: int | None) -> list[Finding]:
+    """Fewer images to train on than the dimensions that were asked for."""
+    count = parts.fewest_to_train_on
+    if dimension is None or dimension < count:
         return []
-    below = max(8, 2 ** int(np.log2(max(count - 1, 8))))
     what = (
-        f"{counted(count, 'picture')} to train on, and {dimension} dimensions: too few principal components for the "
-        "head to start from, so it starts at random"
+        f"{counted(count, 'picture')} to train on, and --dimension {dimension}: they vary in {count - 1} directions, "
+        "and the others say nothing"
     )
-    return [Finding(what, f"Choose fewer: --dimension {below}")]
+    return [Finding(what, "Leave --dimension out, or add pictures")]
