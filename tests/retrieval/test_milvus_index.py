@@ -1,5 +1,6 @@
 """An index in Milvus Lite: killed while it writes, opened by two, addresses that are none."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def test_a_kill_loses_nothing_and_another_process_is_kept_out(tmp_path: Path) ->
 
 def test_batches_kinds_and_collections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(milvus_index, "ROWS_AT_A_TIME", 64)
+    monkeypatch.setattr(milvus_index, "BETWEEN_BATCHES", math.inf)
     where = f"milvus:{tmp_path / 'gallery.db'}#birds"
     index = make_index(where, ABOUT)
     with index.change() as change:
