@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_head_learns_what_matters(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = nearfar.train(data, out=tmp_path / "run", loss="CircleLoss", **OPTIONS | {"epochs": 30, "lr": 1e-3})
+    run = nearfar.train(data, out=tmp_path / "run", loss="CircleLoss", **OPTIONS | {"epochs": 30, "lr": 3e-3})
     before, after = run.metrics["before"]["map@r"], run.metrics["after"]["map@r"]
     assert after > before + 0.05
     assert (run.folder / "report.html").is_file()

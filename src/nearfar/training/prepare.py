@@ -14,6 +14,7 @@ from nearfar.training.checks import check_batches, check_metric, check_parameter
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
 from nearfar.training.defaults import resolve, with_images_of
+from nearfar.training.gradcache import check_batch_norm
 from nearfar.training.kept_split import KeptSplit
 from nearfar.training.learner import check_chunks, make_optimisation
 from nearfar.training.loggers import check_installed
@@ -97,6 +98,8 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
     if given.model.dimension is None and config.model.head_start != "random" and wished is not None and wished > size:
         config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
         embedder = _embedder(config, parts)
+    if config.chunk is not None:
+        check_batch_norm(embedder.train())
     config = with_images_of(config, embedder)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
     sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
