@@ -5,9 +5,11 @@ from numpy.typing import NDArray
 
 from nearfar.checkup.finding import Finding, counted, first
 from nearfar.data import Table
+from nearfar.evaluation.class_calibration import CLASSES
 from nearfar.training.splits import FEW_CLASSES, Parts
 
 ENOUGH_CLASSES = 16  # half of them are trained on, and some of these held out
+COMPARED = 8  # training classes that the four folds of a comparison take
 UNEQUAL = 10  # times the median
 MOST_NAMES = 8
 
@@ -18,29 +20,40 @@ def sizes_of(table: Table) -> NDArray[np.int64]:
 
 
 def too_few(table: Table, parts: Parts | None) -> list[Finding]:
-    """Fewer classes than it takes to divide them."""
+    """Fewer classes than it takes to divide them, or to find a threshold."""
     count = table.num_classes
-    if not 0 < count < ENOUGH_CLASSES:
-        return []
-    if count < FEW_CLASSES and (parts is None or not parts.open_set):
+    if 0 < count < FEW_CLASSES and (parts is None or not parts.open_set):
         what = (
             f"{counted(count, 'class', 'classes')} {'is' if count == 1 else 'are'} too few to leave some out: pictures "
             "are divided instead, and what is tested are classes that the model knows"
         )
         return [Finding(what, f"How well it finds new things cannot be said: from {FEW_CLASSES} classes on, it can")]
-    what, advice = f"{count} classes are few", f"Add classes: {ENOUGH_CLASSES} are a beginning, 50 are better"
-    if parts is not None:
-        tested = "" if parts.test is None else f", and {parts.test.num_classes} to be tested on"
-        what += f": {parts.train.num_classes} are left to train on, {_chosen_by(parts)}{tested}"
-    doubt = "All numbers are uncertain (nearfar evaluate RUN --ci says by how much), the threshold above all"
-    return [Finding(what, f"{doubt}; nearfar compare needs --folds 2. {advice}")]
-
-
-def _chosen_by(parts: Parts) -> str:
-    """By what the model that is kept is chosen, and its threshold found."""
+    if parts is None or not parts.open_set:
+        return []
+    held, trained = held_out(parts), parts.train.num_classes
+    follows = []
+    if held < CLASSES:
+        follows.append(f"there will be no threshold, which takes {CLASSES} held-out classes of two pictures or more")
+    if count < ENOUGH_CLASSES:
+        follows.append("all numbers will be uncertain (nearfar evaluate RUN --ci says by how much)")
+    if trained < COMPARED:
+        follows.append(f"nearfar compare needs --folds {max(2, trained // 2)}")
+    if not follows:
+        return []
+    tested = "" if parts.test is None else f", {parts.test.num_classes} are tested"
+    what = f"{count} classes are few: {trained} are trained on, {held} of them held out by turns{tested}"
     if parts.val is not None:
-        return f"{parts.val.num_classes} to choose and calibrate by"
-    return f"in {parts.folds} folds to choose and calibrate by" if parts.folds else "none to choose and calibrate by"
+        what = f"{count} classes are few: {trained} are trained on, {held} held out{tested}"
+    advice = "; ".join(follows)
+    return [
+        Finding(what, f"{advice[0].upper()}{advice[1:]}. Add classes: {2 * CLASSES} are a beginning, 50 are better")
+    ]
+
+
+def held_out(parts: Parts) -> int:
+    """How many classes of two images or more are kept from a model that is trained, at once or by turns."""
+    table = parts.val if parts.val is not None else parts.train if parts.folds else None
+    return 0 if table is None else int(np.count_nonzero(sizes_of(table) > 1))
 
 
 def alone(table: Table) -> list[Finding]:
