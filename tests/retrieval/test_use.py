@@ -21,6 +21,8 @@ from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.gallery import Pictures, gallery_of, open_gallery
 from nearfar.retrieval.index import RetrievalError, WrongModelError, make_index, open_index
 from nearfar.retrieval.search import search, threshold_value
+from nearfar.training.held_out import HeldOut
+from nearfar.training.runs import Run
 from tests.retrieval.making import embedder, photos, run
 from tests.training.making import patterns
 
@@ -192,40 +194,71 @@ def test_thresholds_that_are_given_stored_or_missing(tmp_path: Path) -> None:
     assert threshold_value(stored, "calibrated") == 0.71
 
 
-def test_calibration_on_the_validation_images_of_the_run(pictures: Path, tmp_path: Path) -> None:
+def held_out(made: Run, dimension: int = 8, seed: int = 0) -> HeldOut:
+    """Embeddings of twelve classes of six, which lie about their means; kept in the run."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(12), 6)
+    x = rng.normal(size=(12, dimension))[labels] + 0.5 * rng.normal(size=(72, dimension))
+    found = HeldOut(x.astype(np.float32), labels, np.zeros(72, np.int64), True)
+    found.save(made)
+    return found
+
+
+def test_calibration_on_what_the_run_held_out(pictures: Path, tmp_path: Path) -> None:
     made = run(tmp_path / "run", pictures, threshold=0.7)
     encoder = Encoder.of_run(made)
     own = calibrated(made, encoder)
     assert own is not None and own["threshold"] == 0.7
-    found = calibrated(made, encoder, far=0.25)
-    assert found is not None and found["images"] == "validation"
-    # the two classes that are held out, all pairs of their images, one by one
-    from nearfar.training.splits import split
-
-    val = split(nearfar.data.open(pictures), made.config.data, made.config.seed).val
-    assert val is not None and len(val) == 8
-    x = encoder.model.embed(val.paths).numpy()
+    assert "has not been measured" in described(own)
+    with pytest.raises(RetrievalError, match="has kept no held-out rows"):
+        calibrated(made, encoder, far=0.1)
+    held = held_out(made)
+    found = calibrated(made, encoder, far=0.1)
+    assert found is not None
+    x = held.embeddings / np.linalg.norm(held.embeddings, axis=1, keepdims=True)
     accepted = {True: [], False: []}
-    for i in range(8):
+    for i in range(72):
         for j in range(i):
-            accepted[bool(val.labels[i] == val.labels[j])].append(float(x[i] @ x[j]) >= found["threshold"])
-    assert np.mean(accepted[False]) == pytest.approx(found["far"]) and found["far"] <= 0.25
+            accepted[bool(held.labels[i] == held.labels[j])].append(float(x[i] @ x[j]) >= found["threshold"])
+    assert np.mean(accepted[False]) == pytest.approx(found["far"]) and found["far"] <= 0.1
     assert np.mean(accepted[True]) == pytest.approx(found["tar"])
-    assert f"from a similarity of {found['threshold']:.3f} on (FAR 0.25 on validation images" in described(found)
+    # measured on the run's test classes: the second half of eight
+    test = [path for path in sorted(pictures.glob("*/*.png")) if path.parent.name >= "pattern 4"]
+    y, names = encoder.model.embed(test).numpy(), [path.parent.name for path in test]
+    right = {True: [], False: []}
+    for i in range(len(test)):
+        for j in range(i):
+            right[names[i] == names[j]].append(float(y[i] @ y[j]) >= found["threshold"])
+    assert found["measured"]["far"] == pytest.approx(np.mean(right[False]))
+    assert found["measured"]["tar"] == pytest.approx(np.mean(right[True])) and found["measured"]["classes"] == 4
+    assert f"from a similarity of {found['threshold']:.3f} on. Measured on 4 classes never trained on" in described(
+        found
+    )
     assert described(None) == "no calibrated threshold"
     assert calibrated(run(tmp_path / "none", pictures), Encoder.of_run(tmp_path / "none")) is None
 
 
-def test_codes_have_a_threshold_of_their_own(pictures: Path, tmp_path: Path) -> None:
-    made = run(tmp_path / "run", pictures, threshold=0.7, head="hash", dimension=12)
+def test_thresholds_that_cannot_be_promised_say_why(pictures: Path, tmp_path: Path) -> None:
+    made = run(tmp_path / "run", pictures)
+    rng = np.random.default_rng(0)
+    few = HeldOut(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) // 3, np.zeros(12, np.int64), True)
+    few.save(made)
+    with pytest.raises(RetrievalError, match="cannot be calibrated: 4 classes"):
+        calibrated(made, Encoder.of_run(made), precision=0.9)
+
+
+def test_thresholds_of_codes_are_for_codes(pictures: Path, tmp_path: Path) -> None:
+    made = run(tmp_path / "run", pictures, head="hash", dimension=12)
     encoder = Encoder.of_run(made)
     assert encoder.similarity == "hamming"
-    found = calibrated(made, encoder, far=0.5)
+    held = held_out(made, 12)
+    found = calibrated(made, encoder, far=0.2)
     assert found is not None
     between = (1 - found["threshold"]) * 12 / 2  # in bits: thresholds lie half-way between two distances
     assert between * 2 == pytest.approx(round(between * 2), abs=1e-4)
-    default = calibrated(made, encoder)
-    assert default is None or default["threshold"] != 0.7
+    codes = np.where(held.embeddings > 0, 1, -1)
+    same, upper = held.labels[:, None] == held.labels, np.triu(np.ones((72, 72), bool), 1)
+    assert ((codes @ codes.T / 12)[~same & upper] >= found["threshold"]).mean() == pytest.approx(found["far"])
 
 
 # Files of embeddings
@@ -277,7 +310,9 @@ def test_a_file_is_whole_or_not_there(pictures: Path, tmp_path: Path) -> None:
 def test_index_search_and_embed_from_the_command_line(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = str(run(tmp_path / "run", pictures, threshold=0.6).folder)
+    made = run(tmp_path / "run", pictures, threshold=0.6)
+    held_out(made)
+    folder = str(made.folder)
     query = str(pictures / "pattern 3" / "012.png")
 
     def said(*words: str, code: int = 0) -> str:
@@ -302,9 +337,9 @@ def test_index_search_and_embed_from_the_command_line(
     (pictures / "pattern 1" / "004.png").unlink()
     assert "27 images" in said("index", folder, "--prune")
     assert "1 embedded" in said("index", folder, query)
-    changed = json.loads(said("index", folder, "--kind", "hnsw", "--precision", "0.3", "--json"))
+    changed = json.loads(said("index", folder, "--kind", "hnsw", "--far", "0.05", "--json"))
     assert changed["kind"] == "hnsw" and changed["recall"]["recall"] == 1 and changed["images"] == 31
-    assert changed["threshold"]["wished"] == 0.3
+    assert changed["threshold"]["wished"] == 0.05
     out = tmp_path / "x.npz"
     assert f"{out}: 16 embeddings of 8 numbers" in said("embed", folder, "--split", "test", "--out", str(out))
     other = str(run(tmp_path / "other", pictures, seed=1).folder)

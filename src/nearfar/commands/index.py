@@ -20,6 +20,7 @@ def run(words: Sequence[str]) -> int:
     from nearfar.retrieval.gallery import are_files, gallery_for
     from nearfar.retrieval.index import index_exists, make_index, open_index
     from nearfar.retrieval.search import index_of
+    from nearfar.training.kept_split import parts_of
     from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
@@ -31,9 +32,13 @@ def run(words: Sequence[str]) -> int:
     if adds:
         allowed, display = options.max_broken, Display()
         gallery = gallery_for(found.config.data, options.data, options.split, max_broken=allowed, display=display)
+        if not options.data:
+            for note in parts_of(found).notes:
+                display.note(f"note: {note}")
     new = adds and (options.rebuild or not index_exists(where))
     calibrates = new or options.far is not None or options.precision is not None
-    threshold = calibrated(found, encoder, far=options.far, precision=options.precision) if calibrates else None
+    goal = {name: getattr(options, name) for name in ("far", "precision", "share")}
+    threshold = calibrated(found, encoder, **goal) if calibrates else None
     # The threshold of a new index is there with its images: interrupted in between, it would never come.
     about = encoder.about(options.kind or "exact", threshold)
     index = make_index(where, about, replace=True) if new else open_index(where)
@@ -72,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     goal = parser.add_mutually_exclusive_group()
     goal.add_argument("--far", type=float, metavar="F", help="find the threshold of this false accept rate")
     goal.add_argument("--precision", type=float, metavar="P", help="find the threshold of this precision")
+    parser.add_argument("--share", type=float, metavar="S", help="of same pairs, that precision is for (the data's)")
     parser.add_argument(
         "--max_broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
     )

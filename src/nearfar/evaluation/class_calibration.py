@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+from nearfar.errors import InputError
 from nearfar.evaluation.bootstrap import check
 from nearfar.evaluation.calibration import calibrate
 from nearfar.evaluation.class_intervals import Interval, Rates, rates
@@ -24,7 +25,7 @@ CLASS_PAIRS = 28  # 20 classes in five folds have 30
 PRECISION = 0.95
 
 
-class NotCalibratedError(ValueError):
+class NotCalibratedError(InputError):
     """No threshold can be promised to hold for other classes; the message says why, and what would help."""
 
 
@@ -157,10 +158,10 @@ def measured_at(
     """
     _check(None, None, share, confidence, None)
     if math.isnan(threshold):
-        raise ValueError("threshold is NaN")
+        raise InputError("threshold is NaN")
     pairs = class_pairs(embeddings, labels, fold, seed=seed)
     if pairs.same.all() or not pairs.same.any():  # or there are none
-        raise ValueError(
+        raise InputError(
             f"there are {int(pairs.same.sum())} same-class and {int((~pairs.same).sum())} different-class pairs to "
             "compare: both kinds are needed"
         )
@@ -170,15 +171,15 @@ def measured_at(
 
 def _check(precision: float | None, far: float | None, share: float, confidence: float, unseen: int | None) -> None:
     if precision is not None and far is not None:
-        raise ValueError("give either precision= or far=")
+        raise InputError("give either precision= or far=")
     for name, value in (("precision", precision), ("far", far), ("share", share)):
         if value is not None and not 0 < value < 1:
-            raise ValueError(f"{name} must be between 0 and 1, not {value}")
+            raise InputError(f"{name} must be between 0 and 1, not {value}")
     check(1, confidence)
     if unseen is not None and unseen < 2:
-        raise ValueError(f"unseen is a number of classes that are compared, at least 2, not {unseen}")
+        raise InputError(f"unseen is a number of classes that are compared, at least 2, not {unseen}")
     if precision is not None and precision <= share:
-        raise ValueError(
+        raise InputError(
             f"where {share:g} of the pairs are of one class, a precision of {precision:g} needs no threshold"
         )
 

@@ -238,8 +238,7 @@ def match_of(run: Run, advance: Callable[[int], None] | None = None) -> Match:
 def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
     config = run.config
     table = nearfar.data.open(config.data.path, config.data.layout)
-    rows = np.flatnonzero(survey(table, advance).readable)
-    readable = table.select(rows)
-    readable = replace(readable, columns={**readable.columns, ROW: rows})
+    numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
+    readable = survey(table, advance).kept(numbered)
     parts = split(readable, config.data, config.seed, frozen=config.model.freeze)
     return replace(parts, notes=(*parts.notes, BEFORE))
