@@ -113,6 +113,13 @@ def parser() -> argparse.ArgumentParser:
     calibration.add_argument("--draws", type=int, default=200, metavar="N", help="of each cell (200)")
     calibration.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/calibration.csv")
 
+    first_runs = commands.add_parser("first_runs", help="nearfar train on small folders, against the features alone")
+    first_runs.add_argument("data", type=Path, metavar="DATA", help="a data set of photographs, to draw folders from")
+    first_runs.add_argument("--freeze", action="store_true", help="heads on cached features")
+    first_runs.add_argument("--draws", type=int, nargs=2, default=(0, 20), metavar=("FROM", "TO"), help="(0 20)")
+    first_runs.add_argument("--again", action="store_true", help="also what is there already")
+    first_runs.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/first_runs.csv")
+
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
     return top
@@ -208,6 +215,11 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import finetuning  # matplotlib and lightning are needed here alone
 
         return finetuning.measure(options.runs)
+    if options.command == "first_runs":
+        from benchmarks import first_runs  # networks and lightning are needed here alone
+
+        out = options.out or first_runs.CSV
+        return first_runs.measure(options.data, options.freeze, range(*options.draws), out, again=options.again)
     if options.command == "calibration":
         from benchmarks import calibration  # networks and matplotlib are needed here alone
 

@@ -9,7 +9,6 @@ from benchmarks.cases import STANDARD, Case
 from benchmarks.implementations import LIMIT
 from benchmarks.results import Key, Row, newest, read
 
-BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 NAMES = {
     "nearfar": "nearfar",
     "pml": "pytorch-metric-learning",
@@ -141,13 +140,14 @@ def pictures(root: Path, page: Path, drawn: Sequence[tuple[Path, str]]) -> str:
     )
 
 
-def replace(page: Path, content: str) -> bool:
-    """Put the content between the page's markers; False if it has none."""
+def replace(page: Path, content: str, name: str = "benchmark") -> bool:
+    """Put the content between the page's markers of that name; False if it has none."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        print(f"{page.name} has no {BEGIN} and {END} to write between", file=sys.stderr)
+        print(f"{page.name} has no {first} and {last} to write between", file=sys.stderr)
         return False
     page.write_text(f"{before}{begin}\n{content.strip()}\n{end}{after}", encoding="utf-8")
     return True

@@ -93,6 +93,26 @@ def best_of(values: Mapping[str, float]) -> str:
     return max(values, key=lambda name: values[name])
 
 
+@dataclass(frozen=True)
+class Gain:
+    """What a candidate is better by than what there was without training, on the same queries; `over` says what that
+    is. The interval is over classes.
+    """
+
+    over: str
+    value: float
+    interval: tuple[float, float]
+
+
+def gain(kept: str, measured: Mapping[str, Measured], metric: str) -> Gain | None:
+    """Of what is kept, over the pretrained features or, where there are none, over the start."""
+    base = "features" if "features" in measured else "start"
+    ours, theirs = (measured[name].queries.get(metric) if name in measured else None for name in (kept, base))
+    if ours is None or theirs is None:
+        return None
+    return Gain(base, float(np.nanmean(ours - theirs)), _interval(ours - theirs, measured[base].labels))
+
+
 def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, float], metric: str, what: str) -> str:
     """What training was worth, in a sentence.
 
@@ -103,23 +123,23 @@ def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, 
         metric: by which they are compared.
         what: the measured rows, such as "12 unseen classes".
     """
-    base = "features" if "features" in measured else "start"
-    called = CANDIDATES
-    shown = ", ".join(f"{called[name]} {held_out[name]:.1%}" for name in called if name in held_out)
+    shown = ", ".join(f"{name} {held_out[key]:.1%}" for key, name in CANDIDATES.items() if key in held_out)
     chosen = f" ({metric} on held-out classes: {shown})" if shown else ""
     if kept != "trained":
-        return f"Training did not help: {called[kept]} {'are' if kept == 'features' else 'is'} kept{chosen}."
-    ours, theirs = measured["trained"].queries.get(metric), measured[base].queries.get(metric)
-    if ours is None or theirs is None:
+        return f"Training did not help: {CANDIDATES[kept]} {'are' if kept == 'features' else 'is'} kept{chosen}."
+    found = gain(kept, measured, metric)
+    if found is None:
         return f"The trained model is kept{chosen}."
-    low, high = _interval(ours - theirs, measured[base].labels)
-    difference = float(np.nanmean(ours - theirs))
+    before, after = (measured[name].metrics[metric] for name in (found.over, kept))
+    low, high = found.interval
     figures = (
-        f"{metric} {measured[base].metrics[metric]:.1%} to {measured['trained'].metrics[metric]:.1%} on {what} "
-        f"({100 * difference:+.1f} points, {CONFIDENCE:.0%} interval {100 * low:+.1f} to {100 * high:+.1f})"
+        f"{metric} {before:.1%} to {after:.1%} on {what} ({100 * found.value:+.1f} points, {CONFIDENCE:.0%} interval "
+        f"{100 * low:+.1f} to {100 * high:+.1f})"
     )
     if low > 0:
         return f"Training helped: {figures}."
     if high < 0:
-        return f"Training made it worse than {called[base]}, though held-out classes had chosen it: {figures}."
+        return (
+            f"Training made it worse than {CANDIDATES[found.over]}, though held-out classes had chosen it: {figures}."
+        )
     return f"Whether training helped cannot be told from so few classes: {figures}."

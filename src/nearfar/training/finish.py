@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from nearfar.data import Table
 from nearfar.models import Embedder
 from nearfar.training import thresholds
-from nearfar.training.candidates import Measured, best_of, features_alone, on_cached_features, verdict
+from nearfar.training.candidates import Measured, best_of, features_alone, gain, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import Choice
 from nearfar.training.fit import Fitted
@@ -100,6 +100,7 @@ def finish(
     model.save(run.folder)
     classes = table.num_classes if table is not None else parts.train.num_classes
     what = f"{classes:,} {'unseen' if parts.open_set else 'known'} classes"
+    better = gain(kept, measured, config.evaluation.metric)
     said = verdict(kept, measured, values, config.evaluation.metric, what) if measured else ""
     run.write_metrics(
         {
@@ -109,6 +110,7 @@ def finish(
             "kept": kept,
             "held_out": values,
             "verdict": said,
+            "gain": None if better is None else asdict(better),
             "measured_on": "test" if parts.test is not None else "validation",
             "classes": classes,
             "open_set": parts.open_set,
