@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import contextlib
 import errno
 import importlib
 import pickle
@@ -36,7 +37,7 @@ def every_kind(kind: type[NearfarError] = NearfarError) -> Iterator[type[Nearfar
 
 
 for module in pkgutil.walk_packages(nearfar.__path__, "nearfar."):
-    if module.name != "nearfar.__main__":
+    with contextlib.suppress(ImportError):  # of a package that is not there
         importlib.import_module(module.name)
 KINDS = list(every_kind())
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nearfar.errors import InputError
 from nearfar.training.shards import Shard, load_shards, save_shards, whole
 
 
@@ -40,3 +41,10 @@ def test_an_unfinished_one_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "saved" / "__0_0.distcp").write_bytes(b"half of it")
     save_shards(tmp_path / "saved", {"weight": Shard(torch.ones(2, 2), (2, 2), 0)})
     assert torch.equal(whole(tmp_path / "saved")["weight"], torch.ones(2, 2))
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    save_shards(tmp_path / "checkpoints" / "shards-1", {"weight": Shard(torch.ones(3, 2), (3, 2), 0)})
+    (tmp_path / "checkpoints" / "shards-1" / ".metadata").write_bytes(b"rubbish")
+    with pytest.raises(InputError, match=r"shards-1 is damaged .*: remove .*checkpoints, and the run begins again"):
+        load_shards(tmp_path / "checkpoints" / "shards-1", {"weight": Shard(torch.zeros(3, 2), (3, 2), 0)})

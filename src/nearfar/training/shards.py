@@ -137,7 +137,14 @@ def whole(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def _saved(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    return dict(FileSystemReader(Path(folder)).read_metadata().state_dict_metadata)
+    try:
+        return dict(FileSystemReader(Path(folder)).read_metadata().state_dict_metadata)
+    except OSError:
+        raise
+    except Exception as error:  # bad bytes may be anything to it
+        raise InputError(
+            f"{folder} is damaged ({type(error).__name__}): remove {Path(folder).parent}, and the run begins again"
+        ) from error
 
 
 @contextlib.contextmanager
