@@ -174,6 +174,11 @@ def test_what_is_ahead_must_fit(tmp_path: Path) -> None:
         made = pace(tmp_path / f"seed {number}", clock, 100.0)
         clock.now += gone
         assert made.another_seed(1, 4) is fits
+    for number, (gone, fits) in enumerate(((79.9, True), (80.1, False))):  # a third loss: 1 + 3 runs, 3 s and 5 s
+        clock = Clock()
+        made = pace(tmp_path / f"run {number}", clock, 100.0)
+        clock.now += gone
+        assert made.another_run("CosFaceLoss", 3) is fits
 
 
 def test_a_machine_that_became_slower_has_less_time(tmp_path: Path) -> None:

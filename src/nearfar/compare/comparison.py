@@ -21,7 +21,7 @@ import nearfar
 import nearfar.data
 from nearfar.compare import files
 from nearfar.compare.budget import Budget, BudgetError, Costs, Plan, announced, choose
-from nearfar.compare.costs import measure_costs
+from nearfar.compare.costs import check_features, measure_costs
 from nearfar.compare.ground import Ground, Rows, set_apart
 from nearfar.compare.journal import Journal
 from nearfar.compare.leaderboard import FILE, Leaderboard, make_leaderboard, read_leaderboard, to_json
@@ -146,6 +146,8 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, live: Live, budget: Bu
     journal = Journal(folder / "journal.jsonl", None if budget is None else lambda: budget.spent)
     if budget is not None:
         budget.go_on(journal.spent)
+        if asked.shared.model.freeze:
+            check_features(asked.shared, rows, budget)
     live.note(f"{folder}: features and {asked.effort.folds} folds of {rows.seen.num_classes:,} training classes")
     shared = replace(asked.shared, out=None)
     folds = rows.seen.folds(asked.effort.folds, seed=shared.seed)

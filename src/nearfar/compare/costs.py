@@ -8,13 +8,15 @@ training without. All losses are expected to cost the same; `pace.py` corrects t
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 
-from nearfar.compare.budget import BASELINES, Budget, Costs
-from nearfar.compare.ground import LOOKS, Ground, Rows
+from nearfar.compare.budget import BASELINES, Budget, BudgetError, Costs, rounded_up
+from nearfar.compare.ground import LOOKS, Ground, Rows, shared_config
 from nearfar.compare.journal import Journal
 from nearfar.compare.look import per_query
 from nearfar.compare.search import default_setting, fold_key
@@ -23,7 +25,9 @@ from nearfar.compare.statistics import all_pairs
 from nearfar.compare.trial import configured, run_fold
 from nearfar.data import FeatureCache, Table
 from nearfar.data.embedded import cache_folder
+from nearfar.durations import duration
 from nearfar.models import Embedder
+from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import make_sampler
 from nearfar.training.learner import Learner, Step
@@ -33,7 +37,7 @@ from nearfar.training.train import train
 
 SHARE = 0.08  # of the budget, that a training may take before it is cut short
 FEWEST_STEPS = 4
-SAMPLE = 8  # images, to know how long one takes
+SAMPLE, MANY = 16, 1000  # images by which it is known how long one takes; so many that it matters
 
 
 class _EnoughError(Exception):
@@ -116,7 +120,9 @@ def _ending(
     noise = np.random.default_rng(0).random((2, len(rows.test)))
     pair = _timed(clock, lambda: all_pairs({"a": noise[0], "b": noise[1]}))
     # The winner is prepared, measured and reported on once more, and there is the comparison's own page.
-    end = _lacking(ground, rows, clock) + (BASELINES + 2) * look + 2 * around
+    end = (BASELINES + 2) * look + 2 * around
+    if config.model.freeze and (count := _lacking(ground.embedder, rows.test)):
+        end += count * _per_image(ground.embedder, rows.seen, clock)
     return Costs(fold, cost, look, pair, end)
 
 
@@ -127,17 +133,40 @@ def _steps_of(config: TrainConfig, seen: Table) -> int:
     return max(1, steps if config.max_steps is None else min(steps, config.max_steps))
 
 
-def _lacking(ground: Ground, rows: Rows, clock: Callable[[], float]) -> float:
-    """Seconds that features of test images will take which are not in the cache yet. None of the images is opened."""
-    images, embedder = rows.test.images, ground.embedder
-    if not ground.config.model.freeze or images is None:
-        return 0.0
-    count = FeatureCache(cache_folder() / "features", embedder.feature_key()).lacking(cast(Any, images))
-    if not count:
-        return 0.0
-    some = rows.seen.select(np.arange(min(SAMPLE, len(rows.seen))))
-    seconds = _timed(clock, lambda: list(embedder.stream(cast(Any, some.images), output="features")))
-    return count * seconds / len(some)
+def check_features(config: TrainConfig, rows: Rows, budget: Budget) -> None:
+    """Refuse before the features are made, if they alone would take longer than there is time."""
+    torch.manual_seed(config.seed)
+    embedder = build_embedder(shared_config(config, [rows.seen]))
+    count = sum(_lacking(embedder, table) for table in (rows.seen, rows.test))
+    if count < MANY:
+        return
+    seconds = count * _per_image(embedder, rows.seen, budget.clock)
+    if seconds > budget.left:
+        raise BudgetError(
+            f"a budget of {duration(budget.seconds)} is too short for a comparison: features of {count:,} images alone "
+            f"take {duration(seconds)} here, once. Give more than --budget {rounded_up(budget.spent + seconds)}, or "
+            "choose less data"
+        )
+
+
+def _lacking(embedder: Embedder, table: Table) -> int:
+    """How many images have no features in the cache yet. None of them is opened."""
+    if table.images is None:
+        return 0
+    return FeatureCache(cache_folder() / "features", embedder.feature_key()).lacking(cast(Any, table.images))
+
+
+def _per_image(embedder: Embedder, seen: Table, clock: Callable[[], float]) -> float:
+    """Seconds that the trunk takes for an image; the first ones, for which it warms up, are not counted."""
+    for count in (2, SAMPLE):
+        images = cast(Any, seen.select(np.arange(min(count, len(seen)))).images)
+        seconds = _timed(clock, partial(_encode, embedder, images)) / len(images)
+    return seconds
+
+
+def _encode(embedder: Embedder, images: Any) -> None:
+    for _ in embedder.stream(images, output="features"):
+        pass
 
 
 def _timed(clock: Callable[[], float], work: Callable[[], Any]) -> float:

@@ -53,8 +53,9 @@ class Pace:
         return self._fits(f"seed {number}", ahead)
 
     def another_run(self, name: str, losses: int) -> bool:
-        """Whether one more loss can have its first run; it would be the last of so many."""
-        ahead = self.costs.run + self.costs.last(self._with(losses, 1))
+        """Whether one more loss can have its first run, and then all the second; it would be the last of so many."""
+        seeds = min(FEWEST_SEEDS, self.plan.seeds)
+        ahead = (1 + (seeds - 1) * losses) * self.costs.run + self.costs.last(self._with(losses, seeds))
         return self._may_keep(losses) or self._fits(f"run {name}", ahead)
 
     def _may_keep(self, losses: int) -> bool:
