@@ -1,39 +1,45 @@
-"""Durations as people write them."""
+"""Times as people write them: "10min", "1h30min", and "2 min 30 s" back."""
 
+import math
 import re
 
 from nearfar.errors import InputError
 
-_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-_PART = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]+)\s*")
+UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 
-def read_seconds(text: str) -> float:
-    """Seconds of a duration such as 90s, 10min, 1.5h or 1h30min. A number without a unit is an error.
+def read_seconds(text: str, name: str = "") -> float:
+    """Seconds of a time such as 90s, 10min, 1.5h or 1h30min. A number alone is none: whoever writes 10 may mean either.
 
-    >>> read_seconds("10min"), read_seconds("1h 30min"), read_seconds("1.5h")
-    (600.0, 5400.0, 5400.0)
+    >>> read_seconds("10min"), read_seconds("1h30min")
+    (600.0, 5400.0)
+
+    Args:
+        name: of the option that it was given for, to be named in errors.
     """
-    words = text.strip().lower()
-    parts = _PART.findall(words)
-    if not parts or _PART.sub("", words) or any(unit not in _UNITS for _, unit in parts):
-        hint = f"write {words}min or {words}s" if re.fullmatch(r"[0-9.]+", words) else "write 90s, 10min or 1h30min"
-        raise InputError(f"{text!r} is no duration: {hint}")
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not seconds > 0:
-        raise InputError(f"{text!r} is no time at all: write 90s, 10min or 1h30min")
-    return seconds
+    whole = re.sub(r"\s", "", text.lower())
+    said = f"{name} {text.strip()}".strip()
+    if re.fullmatch(r"[0-9]+\.?[0-9]*", whole):
+        raise InputError(f"{said}: write {whole}min or {whole}s")
+    parts = re.findall(r"([0-9]+\.?[0-9]*)([a-z]+)", whole)
+    if not parts or "".join(map("".join, parts)) != whole or any(unit not in UNITS for _, unit in parts):
+        raise InputError(f"{said or 'nothing'} is no time: write 90s, 10min or 1h30min")
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
-def spoken(seconds: float) -> str:
-    """A duration for people.
+def duration(seconds: float) -> str:
+    """A time to be read: in seconds, in minutes and seconds, or in hours and minutes.
 
-    >>> spoken(8.4), spoken(150), spoken(5400)
-    ('8 s', '2 min 30 s', '1 h 30 min')
+    >>> duration(7), duration(150), duration(600), duration(5400)
+    ('7 s', '2 min 30 s', '10 min', '1 h 30 min')
     """
+    if not math.isfinite(seconds):
+        return "unknown"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 and whole < 600 else "")
-    return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 >= 60 else "")
+        first, second, units = *divmod(whole, 60), ("min", "s")
+    else:
+        first, second, units = *divmod(round(seconds / 60), 60), ("h", "min")
+    return f"{first} {units[0]}" + (f" {second} {units[1]}" if second else "")

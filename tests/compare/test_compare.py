@@ -337,10 +337,11 @@ def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
         (patterns(classes=24, each=4), {"losses": ["Circle"]}, "did you mean CircleLoss"),
         (patterns(classes=24, each=4), {"trials": 0}, "trials must be at least 1"),
         (patterns(classes=24, each=4), {"budget": "soon"}, "is no time"),
+        (patterns(classes=24, each=4), {"budget": "10"}, "budget 10: write 10min or 10s"),
     ],
 )
 def test_refusals(table: Table, options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         compare(table, **{"folds": 2, "quiet": True, "out": str(tmp_path / "c"), **SMALL, **options})
     assert not (tmp_path / "c").exists()
 
@@ -362,6 +363,7 @@ def test_resuming_takes_no_options(tmp_path: Path) -> None:
         (["--trails", "3"], "did you mean --trials"),
         (["--trials", "many"], "trials must be a whole number"),
         (["--budget", "soon"], "is no time"),
+        (["--budget", "10"], "--budget 10: write 10min or 10s"),
         (["--resume", "x", "--trials", "3"], "takes no other options"),
         (["--resume", "no/such"], "holds no comparison"),
         (["no/such/folder"], "there is no"),

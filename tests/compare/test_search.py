@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from nearfar.compare import search as module
+from nearfar.compare.budget import Budget, Costs, Plan
 from nearfar.compare.journal import Journal
+from nearfar.compare.pace import Pace
 from nearfar.compare.search import Found, Trial, search
 from nearfar.compare.settings import Comparison, Effort
 from nearfar.compare.spaces import FROZEN_RATE, read_contestant, space_of
@@ -32,15 +34,32 @@ class Made:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, score: Score, seconds: float = 1.0):
         self.calls: list[tuple[str, int, dict[str, float]]] = []
         self.order: list[Trial] = []
+        self.now = 0.0
         self._score, self._seconds = score, seconds
         monkeypatch.setattr(module, "run_fold", self._run)
 
-    def _run(self, ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float]) -> Outcome:
+    def _run(
+        self, ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float], clock: Callable[[], float]
+    ) -> Outcome:
         self.calls.append((loss.name, ground.folds.index(fold), dict(setting)))
+        self.now += self._seconds
         return outcome(fold.start_value + self._score(loss, setting), self._seconds)
 
     def trial(self, trial: Trial, best: Trial) -> None:
         self.order.append(trial)
+
+    def pace(self, path: Path, seconds: float, costs: Costs, named: bool = False) -> tuple[Journal, Pace]:
+        """Of a budget whose clock goes by the trainings that are made up."""
+        budget = Budget(seconds, lambda: self.now)
+        journal = Journal(path, lambda: budget.spent)
+        budget.go_on(journal.spent)
+        return journal, Pace(budget, Plan(LOSSES, 8, 2, 2), costs, journal, named)
+
+    def search_within(self, path: Path, seconds: float, costs: Costs, named: bool = False) -> Found:
+        journal, pace = self.pace(path, seconds, costs, named)
+        config = with_options(TrainConfig(), {"freeze": True})
+        ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+        return search(Comparison(LOSSES, Effort(8, 2, 2, seconds), config, named), ground, journal, self, pace)
 
     def search(self, path: Path, **options: Any) -> Found:
         effort = Effort(**{"trials": 8, "folds": 2, **options.pop("effort", {})})
@@ -137,30 +156,59 @@ def test_seeds_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.trials["SupConLoss"] == first.trials["SupConLoss"]
 
 
+COSTS = Costs(fold=1.0, run=1.3, look=0.0, pair=0.0, end=3.0)
+
+
 def test_a_budget_takes_settings_from_all_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: a round takes 3 losses x 2 folds x 1 s = 6 s (none is given up before the fourth); the runs of the best
-    take 1.3 x 2 seeds x 3 x 1 s = 7.8 s; 2 s are gone and 3 s reserved. So after n rounds, 6 n + 2 + 6 + 7.8 + 3 must
-    not be more than the budget for another one.
+    take 2 seeds x 3 x 1.3 s = 7.8 s, the end 3 s. So after n rounds, 6 n + (6 + 7.8 + 3) / 0.9 = 6 n + 18.67 must not be
+    more than the budget for another one.
     """
     made = Made(monkeypatch, by_rate)
-    for budget, rounds in ((1.0, 1), (24.7, 1), (24.9, 2), (30.7, 2), (30.9, 3)):
-        effort = {"budget": budget, "seeds": 2}
-        found = made.search(tmp_path / str(budget), effort=effort, spent=2.0, reserved=3.0)
-        assert {len(trials) for trials in found.trials.values()} == {rounds}
+    for budget, rounds in ((24.6, 1), (24.7, 2), (30.6, 2), (30.7, 3)):
+        found = made.search_within(tmp_path / str(budget), budget, COSTS)
+        assert {name: len(trials) for name, trials in found.trials.items()} == dict.fromkeys(LOSSES, rounds)
+
+
+def test_a_machine_that_became_slow_has_fewer_losses_with_equally_many_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: a training takes 3 s, not 1 s, so that 12 s are gone when the third loss asks for 2 s, three losses' runs
+    for 7.8 s and the end for 3 s: 38.4 s at that pace.
+    """
+    slow = Made(monkeypatch, by_rate, seconds=3.0)
+    for seconds, losses in ((50.3, 2), (50.5, 3)):
+        found = slow.search_within(tmp_path / str(seconds), seconds, COSTS)
+        assert list(found.trials) == list(LOSSES[:losses])
+        assert {len(trials) for trials in found.trials.values()} == {1}
+    found = slow.search_within(tmp_path / "named", 50.3, COSTS, named=True)
+    assert {name: len(trials) for name, trials in found.trials.items()} == dict.fromkeys(LOSSES, 1)
+
+
+@pytest.mark.parametrize("killed_after", [1, 4, 9, 13])
+def test_within_a_budget_too_going_on_is_as_if_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int
+) -> None:
+    whole = Made(monkeypatch, by_chance).search_within(tmp_path / "whole", 35.0, COSTS)
+    lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
+    assert len(lines) > 20
+    (tmp_path / "part").write_bytes(b"".join(lines[:killed_after]) + lines[killed_after][:20])
+    assert Made(monkeypatch, by_chance).search_within(tmp_path / "part", 35.0, COSTS) == whole
+    assert (tmp_path / "part").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_the_budget_remembers_what_was_spent_before_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Made(monkeypatch, by_rate, seconds=10.0)
-    first = slow.search(tmp_path / "j", effort={"budget": 400.0})
+    first = slow.search_within(tmp_path / "j", 400.0, COSTS)
     fast = Made(monkeypatch, by_rate, seconds=0.1)
-    assert fast.search(tmp_path / "j", effort={"budget": 400.0}) == first
+    assert fast.search_within(tmp_path / "j", 400.0, COSTS) == first
     assert not fast.calls
 
 
 def test_a_setting_that_diverges_is_a_trial_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(monkeypatch, by_rate)
 
-    def diverging(ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float]) -> Outcome:
+    def diverging(ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float], clock: Any) -> Outcome:
         return Outcome(0.0, (), 1, 1.0, 0.01, None, True) if setting["lr"] > 1e-4 else outcome(0.5)
 
     monkeypatch.setattr(module, "run_fold", diverging)

@@ -11,24 +11,10 @@ from nearfar.compare.settings import (
     make_comparison,
     new_folder,
     read_comparison,
-    read_seconds,
     write_comparison,
 )
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError, with_options
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("10min", 600), ("2h", 7200), ("1h30min", 5400), ("1.5 h", 5400)]
-)
-def test_times(text: str, seconds: float) -> None:
-    assert read_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "ten minutes", "10 parsecs", "min", "1..5h", "-3min", "3min!"])
-def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no time"):
-        read_seconds(text)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +53,10 @@ def test_a_comparison_is_kept_as_it_is(tmp_path: Path) -> None:
     comparison = make_comparison(shared, ["CircleLoss/class", "SupConLoss"], Effort(3, 2, 5, 600.0), finetune=False)
     assert comparison.shared.model.freeze
     write_comparison(comparison, tmp_path)
-    assert read_comparison(tmp_path) == comparison
+    assert read_comparison(tmp_path) == comparison and comparison.named
+    everyone = make_comparison(shared, None, Effort(), finetune=False)
+    write_comparison(everyone, tmp_path / "all")
+    assert read_comparison(tmp_path / "all") == everyone and not everyone.named
     with pytest.raises(ConfigError, match="holds a comparison already: nearfar compare --resume"):
         write_comparison(comparison, tmp_path)
 

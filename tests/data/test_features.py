@@ -66,6 +66,15 @@ def test_only_what_is_new(tmp_path):
     np.testing.assert_allclose(features.take([0, 8, 4, 5])[:, 0], [8, 0, 4, 3])
 
 
+def test_what_is_lacking_is_counted_and_not_read(tmp_path):
+    paths = make(tmp_path / "images", 7)
+    cache, encoder = FeatureCache(tmp_path / "cache", "network 1"), Encoder()
+    assert cache.lacking(paths) == 7
+    cache.compute(paths[:4], encoder)
+    assert (cache.lacking(paths), cache.lacking(paths[:4]), cache.lacking(paths, views=2)) == (3, 0, 10)
+    assert len(encoder.asked) == 4
+
+
 def test_stale_features_are_never_used(tmp_path):
     paths = make(tmp_path / "images", 3)
     for identify in ("file", "content"):

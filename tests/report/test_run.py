@@ -40,7 +40,7 @@ def test_every_section_is_there(page: str) -> None:
 
 def test_the_summary_says_before_and_after(page: str) -> None:
     assert "<b>75.0 %</b>recall@1<span>+50.0 points, from 25.0 %</span>" in page
-    assert "<b>67 min</b>1,234 steps" in page
+    assert "<b>1 h 7 min</b>1,234 steps" in page
     rows = dict(re.findall(r"<tr><th scope=row>(.*?)</th>((?:<td class=number>[^<]*</td>)+)</tr>", page))
     values = {name: re.findall(r">([^<]*)</td>", cells) for name, cells in rows.items()}
     assert values["map@r"] == ["12.5 %", "50.0 %", "+37.5"]

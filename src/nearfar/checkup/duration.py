@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from nearfar.data import FeatureCache, Table
@@ -61,7 +60,7 @@ def missing_features(embedder: Embedder, table: Table) -> int:
     """How many images the cache has no features of."""
     assert table.images is not None
     cache = FeatureCache(cache_folder() / "features", embedder.feature_key())
-    return int(np.count_nonzero(~cache.known(table.images)))
+    return cache.lacking(table.images)
 
 
 def in_words(seconds: float) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from nearfar.commands.words import configuration, options_help, parse
+from nearfar.compare.budget import Budget
+from nearfar.durations import read_seconds
 from nearfar.training.options import ConfigError, convert
 
 OWN = {
@@ -29,7 +31,7 @@ seeds; then the test classes are looked at, once. Leaves a folder with the leade
 configurations, and the winner as a run.
 
   nearfar compare photos                                           a dozen losses, heads on cached features
-  nearfar compare photos --budget 10min                            as many settings as fit into ten minutes
+  nearfar compare photos --budget 10min                            as much as fits into ten minutes
   nearfar compare photos --losses CircleLoss ProxyAnchorLoss       these alone
   nearfar compare photos --finetune --trials 4                     the whole network
   nearfar compare --resume comparisons/photos-1                    go on after a stop, to the very same end
@@ -37,8 +39,9 @@ configurations, and the winner as a run.
   --losses NAME NAME ...          nearfar losses lists them; CircleLoss/class is the class-level form of CircleLoss
   --trials N                      settings of each loss that are tried (10)
   --seeds N                       runs of each loss's best setting (3)
-  --folds N                       of the training classes, to judge settings on (4)
-  --budget TIME                   for everything, such as 10min or 1h30min: fewer settings, for all losses equally
+  --folds N                       of the training classes, to judge settings on (4, fewer with few classes)
+  --budget TIME                   for everything, such as 90s, 10min or 1h30min: to fit it there are fewer settings,
+                                  then seeds and folds, then losses unless they were named; alike for all
   --finetune                      train the whole network, not a head on cached features
   --resume FOLDER                 go on with a comparison that was stopped or killed
   --config FILE                   begin with this YAML file
@@ -64,6 +67,8 @@ def run(words: Sequence[str]) -> int:
             raise ConfigError(f"--{name} is searched for every loss: leave it out")
     if any(name == "loss" or name.startswith("loss.") for name in options):
         raise ConfigError("--loss is for nearfar train: name the losses to compare with --losses")
+    # First of all: its time runs from here on, through all that is loaded below.
+    budget = Budget(read_seconds(taken["budget"], "--budget")) if "budget" in taken else None
     from nearfar.compare.comparison import compare
     from nearfar.compare.live import print_leaderboard
 
@@ -76,7 +81,7 @@ def run(words: Sequence[str]) -> int:
     board = compare(
         config=config,
         losses=losses,
-        budget=taken.get("budget"),
+        budget=budget,
         finetune=taken.get("finetune", False),
         quiet=quiet,
         **counts,

@@ -5,6 +5,7 @@ settings.py     what is compared, and with what effort
 spaces.py       which hyper-parameters of which loss are searched, and where
 ground.py       what all losses share: rows, folds, features, batches, the head as it starts
 trial.py        one setting trained on one fold
+budget.py       how much of it fits into a time; costs.py: what it costs here; pace.py: whether there is time to go on
 search.py       an equal number of settings for every loss; journal.py: what was found, kept at once
 retrain.py      the best setting of every loss, over several seeds
 look.py         the one look at the test classes

@@ -1,6 +1,7 @@
 """`compare`: from a data set to a leaderboard.
 
 data ──► ground.py       test rows set apart; folds of the training classes; features, batches and the head's start
+     ──► costs.py        with a budget: what a training and a run take here; budget.py: how much of all this fits
      ──► search.py       the same number of settings for every loss, judged on the folds
      ──► retrain.py      the best setting of each, over several seeds
      ──► look.py         the test rows, once
@@ -9,9 +10,8 @@ data ──► ground.py       test rows set apart; folds of the training classe
 
 import contextlib
 import os
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,29 @@ import torch
 
 import nearfar
 from nearfar.compare import files
+from nearfar.compare.budget import Budget, BudgetError, Costs, Plan, announced, choose
+from nearfar.compare.costs import check_features, measure_costs
 from nearfar.compare.ground import Ground, Rows, set_apart
 from nearfar.compare.journal import Journal
 from nearfar.compare.leaderboard import FILE, Leaderboard, make_leaderboard, read_leaderboard, to_json
 from nearfar.compare.live import Live
 from nearfar.compare.look import look
+from nearfar.compare.pace import Pace
 from nearfar.compare.page import write_page
 from nearfar.compare.retrain import RUNS, retrain
 from nearfar.compare.search import Found, search
+from nearfar.compare.settings import FILE as COMPARISON
 from nearfar.compare.settings import (
+    FOLDS,
     Comparison,
     Effort,
     make_comparison,
     new_folder,
     read_comparison,
-    read_seconds,
     write_comparison,
 )
 from nearfar.data import Table
+from nearfar.durations import duration, read_seconds
 from nearfar.training.config import TrainConfig
 from nearfar.training.finish import write_report
 from nearfar.training.fit import StoppedError
@@ -56,7 +61,7 @@ def compare(
     trials: int | None = None,
     seeds: int | None = None,
     folds: int | None = None,
-    budget: str | float | None = None,
+    budget: str | float | Budget | None = None,
     finetune: bool = False,
     config: TrainConfig | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -73,8 +78,9 @@ def compare(
         losses: names, "CircleLoss/class" for the class-level form of a loss that has both; a dozen by default.
         trials: settings of each loss that are tried, its defaults first; 10 by default.
         seeds: runs of each loss's best setting; 3 by default.
-        folds: of the training classes; every setting is judged on each; 4 by default.
-        budget: a time for everything, such as "10min" or seconds. All losses get equally fewer settings to fit it.
+        folds: of the training classes; every setting is judged on each; 4 by default, fewer with few classes.
+        budget: a time for everything, such as "10min", or seconds. There are fewer settings to fit it, then fewer
+            seeds, folds, and losses, if they were not named; equally many for all losses.
         finetune: train the whole network, not a head on cached features.
         config: of everything that the losses share.
         resume: the folder of a comparison to go on with, instead of all else. It ends as it would have ended.
@@ -86,10 +92,13 @@ def compare(
         if options or finetune or any(other is not None for other in others):
             raise ConfigError("a comparison goes on as it began: --resume FOLDER takes no other options")
         folder, comparison = Path(resume), read_comparison(resume)
+        limit = _budget(comparison.effort.budget)
         if (folder / FILE).is_file():
             return _tidied(read_leaderboard(folder))
     else:
-        counts = {"trials": trials, "seeds": seeds, "folds": folds, "budget": _seconds(budget)}
+        limit = _budget(budget)
+        seconds = None if limit is None else limit.seconds
+        counts = {"trials": trials, "seeds": seeds, "folds": folds, "budget": seconds}
         effort = Effort(**{name: value for name, value in counts.items() if value is not None})  # type: ignore[arg-type]
         comparison = _new(data, losses, effort, finetune, config, options)
         folder = Path(comparison.shared.out or new_folder(comparison.shared))
@@ -100,14 +109,21 @@ def compare(
             table, _ = readable(data, shared.data.max_broken, display)
         else:
             table, _ = open_readable(shared.data, display)
-        rows = set_apart(table, shared, comparison.effort.folds)
-        if resume is None:
-            write_comparison(comparison, folder)
-        effort = comparison.effort
-        with Live(comparison.contestants, effort.trials, effort.seeds, quiet) as live:
+        rows = set_apart(table, shared, comparison.effort.folds if folds or resume else 2)
+        if not folds and resume is None:
+            most = min(FOLDS, rows.classes // 2)
+            comparison = replace(comparison, effort=replace(comparison.effort, folds=most))
+        with Live(quiet) as live:
             for note in rows.notes:
                 live.note(note)
-            board = _compare(comparison, rows, folder, live)
+            if resume is None:
+                write_comparison(comparison, folder)
+            try:
+                board = _compare(comparison, rows, folder, live, limit)
+            except BudgetError:
+                if resume is None:
+                    _forget(folder)
+                raise
     return _tidied(board)
 
 
@@ -126,27 +142,36 @@ def _new(
     return make_comparison(shared, losses, effort, finetune)
 
 
-def _seconds(budget: str | float | None) -> float | None:
-    return read_seconds(budget) if isinstance(budget, str) else budget
+def _budget(budget: str | float | Budget | None) -> Budget | None:
+    if isinstance(budget, str):
+        budget = read_seconds(budget, "budget")
+    return Budget(budget) if isinstance(budget, (int, float)) else budget
 
 
-def _compare(comparison: Comparison, rows: Rows, folder: Path, live: Live) -> Leaderboard:
-    effort = comparison.effort
-    journal = Journal(folder / "journal.jsonl")
-    live.note(f"{folder}: features and {effort.folds} folds of {rows.seen.num_classes:,} training classes")
-    began = time.monotonic()
-    shared = replace(comparison.shared, out=None)
-    folds = rows.seen.folds(effort.folds, seed=shared.seed)
+def _compare(asked: Comparison, rows: Rows, folder: Path, live: Live, budget: Budget | None) -> Leaderboard:
+    journal = Journal(folder / "journal.jsonl", None if budget is None else lambda: budget.spent)
+    if budget is not None:
+        budget.go_on(journal.spent)
+        if asked.shared.model.freeze:
+            check_features(asked.shared, rows, budget)
+    live.note(f"{folder}: features and {asked.effort.folds} folds of {rows.seen.num_classes:,} training classes")
+    shared = replace(asked.shared, out=None)
+    folds = rows.seen.folds(asked.effort.folds, seed=shared.seed)
     ground = Ground(shared, [(fold.split("train"), fold.split("val")) for fold in folds])
-    made = journal.get("ground") or journal.add("ground", seconds=time.monotonic() - began)
+    comparison, pace = asked, None
+    if budget is not None:
+        pace = _plan(asked, ground, rows, journal, live, budget)
+        ground = ground.with_folds(pace.plan.folds)
+        comparison = replace(asked, contestants=pace.plan.losses, effort=replace(asked.effort, seeds=pace.plan.seeds))
+    live.begin(comparison.contestants, comparison.effort.seeds, None if pace else comparison.effort.trials)
     live.starts_at(sum(fold.start_value for fold in ground.folds) / len(ground.folds))
-    reserved = made["seconds"] * len(rows.test) / len(rows.seen)
-    found = search(comparison, ground, journal, live, spent=made["seconds"], reserved=reserved)
+    found = search(comparison, ground, journal, live, pace)
     files.write_trials(found, folder / "trials.csv")
-    runs = retrain(comparison, ground, found, rows.seen, folder, live.retrained)
+    runs = retrain(comparison, ground, found, rows.seen, folder, live.retrained, journal, pace)
     live.note("the search is over: now the test classes, once")
     seen = look(ground, runs, rows.seen, rows.test, lambda name: live.note(f"measured: {name}"))
-    board = make_leaderboard(found, seen, _facts(comparison, ground, found, rows, seen.queries), "", folder)
+    facts = _facts(asked, ground, found, rows, runs) | {"queries": seen.queries}
+    board = make_leaderboard(found, seen, facts, "", folder)
     board = replace(board, run=str(_best(runs[board.winner]).folder))
     files.write_queries(seen, folder / "queries.npz")
     files.write_leaderboard(board, folder / "leaderboard.csv")
@@ -155,23 +180,53 @@ def _compare(comparison: Comparison, rows: Rows, folder: Path, live: Live) -> Le
     write_page(board, found, folder / "report.html")
     with replacing(folder / FILE) as file:  # last: it makes the comparison finished
         file.write(to_json(board).encode())
+    if budget is not None:
+        live.note(f"took {duration(budget.spent)} of {duration(budget.seconds)}")
     return board
 
 
-def _facts(comparison: Comparison, ground: Ground, found: Found, rows: Rows, queries: int) -> dict[str, Any]:
+def _plan(asked: Comparison, ground: Ground, rows: Rows, journal: Journal, live: Live, budget: Budget) -> Pace:
+    """How much of what was asked for fits: decided once, and kept."""
+    effort = asked.effort
+    wished = Plan(asked.contestants, effort.trials, effort.seeds, effort.folds)
+    entry = journal.get("plan")
+    if entry is None:
+        costs = measure_costs(asked, ground, rows, journal, budget)
+        plan = choose(costs, wished, budget.seconds, asked.named, budget.spent)
+        entry = journal.add("plan", **asdict(plan), costs=asdict(costs))
+    plan = Plan(tuple(entry["losses"]), entry["trials"], entry["seeds"], entry["folds"])
+    costs = Costs(**entry["costs"])
+    for line in announced(plan, wished, costs, budget):
+        live.note(line)
+    return Pace(budget, plan, costs, journal, asked.named)
+
+
+def _forget(folder: Path) -> None:
+    """Of a comparison that was refused nothing is left that would be in the way of another; features are cached."""
+    for name in (COMPARISON, "journal.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _facts(
+    asked: Comparison, ground: Ground, found: Found, rows: Rows, runs: Mapping[str, Sequence[Run]]
+) -> dict[str, Any]:
     train = rows.seen.split("train")
     return {
-        "data": comparison.shared.data.path,
+        "data": asked.shared.data.path,
         "train_images": len(train),
         "train_classes": train.num_classes,
         "test_images": len(rows.test),
         "test_classes": rows.test.num_classes,
-        "queries": queries,
         "trials": len(next(iter(found.trials.values()))),
-        "trials_wished": comparison.effort.trials,
-        "folds": comparison.effort.folds,
-        "seeds": comparison.effort.seeds,
-        "budget": comparison.effort.budget,
+        "trials_wished": asked.effort.trials,
+        "folds": len(ground.folds),
+        "folds_wished": asked.effort.folds,
+        "seeds": len(next(iter(runs.values()))),
+        "seeds_wished": asked.effort.seeds,
+        "left_out": [name for name in asked.contestants if name not in runs],
+        "budget": asked.effort.budget,
         "start": sum(fold.start_value for fold in ground.folds) / len(ground.folds),
         "finetuned": not ground.config.model.freeze,
         "backbone": ground.config.model.backbone,

@@ -34,10 +34,14 @@ GLYPHS_BACKBONE, GLYPHS_SIZE = "efficientnet-lite0", 64  # pretrained; the glyph
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that may be seen before the end, and those that may not. Both number their classes on their own."""
+    """The rows that may be seen before the end, and those that may not. Both number their classes on their own.
+
+    `classes` is how many there are to train on.
+    """
 
     seen: Table
     test: Table
+    classes: int
     notes: tuple[str, ...]
 
 
@@ -58,7 +62,7 @@ def set_apart(table: Table, config: TrainConfig, folds: int) -> Rows:
             "in each: choose fewer --folds, or more data"
         )
     seen = parts.train if parts.val is None else table.split("train", "val")
-    return Rows(seen, parts.test, tuple(note for note in parts.notes if not note.startswith("no validation")))
+    return Rows(seen, parts.test, classes, tuple(note for note in parts.notes if not note.startswith("no validation")))
 
 
 def shared_config(config: TrainConfig, trains: Sequence[Table]) -> TrainConfig:
@@ -165,6 +169,12 @@ class Ground:
         """The same ground under another configuration of batches, steps and seed; the model stays what it is."""
         other = copy.copy(self)
         other.config = config
+        return other
+
+    def with_folds(self, count: int) -> "Ground":
+        """The same ground with so many of its folds, the first ones."""
+        other = copy.copy(self)
+        other.folds = self.folds[:count]
         return other
 
     def begin(self, fold: Fold) -> Embedder:

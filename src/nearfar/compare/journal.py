@@ -6,6 +6,7 @@ again. So it ends as it would have ended uninterrupted: nothing but the time pas
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from nearfar.errors import InputError
 
 
 class Journal:
-    """Entries by key, one line of JSON each, appended and flushed to the disk. A line cut off by a kill is dropped."""
+    """Entries by key, one line of JSON each, appended and flushed to the disk. A line cut off by a kill is dropped.
 
-    def __init__(self, path: Path):
-        self._path = path
+    Args:
+        clock: the seconds of a budget that are spent, to be noted with every entry.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] | None = None):
+        self._path, self.clock = path, clock
         self._entries: dict[str, dict[str, Any]] = {}
         text = path.read_bytes() if path.is_file() else b""
         whole = text[: text.rfind(b"\n") + 1]
@@ -33,6 +38,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def spent(self) -> float:
+        """Seconds that were spent when the last entry was made."""
+        return max((entry.get("at", 0.0) for entry in self._entries.values()), default=0.0)
+
     def get(self, key: str) -> dict[str, Any] | None:
         """The entry of that key, if there is one."""
         return self._entries.get(key)
@@ -42,6 +52,8 @@ class Journal:
         if key in self._entries:
             raise ValueError(f"the journal has {key} already")
         entry = {"key": key, **values}
+        if self.clock is not None:
+            entry["at"] = round(self.clock(), 3)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(json.dumps(entry).encode() + b"\n")

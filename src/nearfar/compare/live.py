@@ -2,6 +2,7 @@
 
 import math
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.live import Live as RichLive
 from rich.table import Table as RichTable
 
+from nearfar.compare.budget import counted, shortened
 from nearfar.compare.leaderboard import Leaderboard
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Trial
@@ -16,16 +18,18 @@ from nearfar.compare.statistics import Mean
 from nearfar.training.runs import Run
 
 HEADINGS = {"map@r": "MAP@R", "r_precision": "R-precision", "recall@1": "Recall@1"}
+WIDTH = 80  # of the result
 SIGNS = {"beats": "+", "not": "-", "worse": "-"}  # by the first word of a verdict
 
 
 class Live:
     """Shows how far it is; with `quiet`, nothing. A context: the table stands while it is open."""
 
-    def __init__(self, contestants: Sequence[str], trials: int, seeds: int, quiet: bool = False):
+    def __init__(self, quiet: bool = False):
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._trials, self._seeds = trials, seeds
-        self._lines: dict[str, list[str]] = {name: ["", "", "", ""] for name in contestants}
+        self._trials: int | None = None
+        self._seeds = 0
+        self._lines: dict[str, list[str]] = {}
         self._start = math.nan
         self._live: RichLive | None = None
         if self._console.is_terminal and not quiet:
@@ -44,6 +48,11 @@ class Live:
         """A line above the table."""
         self._console.print(text, markup=False, soft_wrap=True)
 
+    def begin(self, contestants: Sequence[str], seeds: int, trials: int | None) -> None:
+        """Who takes part, with how many runs and settings; None: as many as the time allows."""
+        self._trials, self._seeds = trials, seeds
+        self._lines = {name: ["", "", "", ""] for name in contestants}
+
     def starts_at(self, value: float) -> None:
         """The metric on the validation classes before any step."""
         self._start = value
@@ -51,7 +60,7 @@ class Live:
     def trial(self, trial: Trial, best: Trial) -> None:
         """One more setting of a loss."""
         state = "given up" if trial.pruned else "diverged" if trial.outcomes[-1].diverged else f"{trial.value:.2%}"
-        done = f"{trial.number + 1} of {self._trials}"
+        done = f"{trial.number + 1}" + ("" if self._trials is None else f" of {self._trials}")
         self._lines[trial.loss][:3] = [done, state, f"{best.value:.2%} ({best.value - self._start:+.2%})"]
         self._show(f"{trial.loss}: setting {done}: {state}; best {best.value:.2%}, {trial.seconds:.1f} s")
 
@@ -91,8 +100,10 @@ def print_leaderboard(board: Leaderboard) -> None:
         table.add_row(row.name, *_cells(row.metrics), *cost, ("≈" if row.name in equal else "") + sign)
     print(
         f"{facts['data']}: {facts['test_images']:,} images of {facts['test_classes']:,} unseen classes\n"
-        f"{facts['trials']} settings of each loss, {facts['seeds']} runs of the best; in per cent"
+        f"{counted(facts['trials'], 'setting')} of each loss, {counted(facts['seeds'], 'run')} of the best; in per cent"
     )
+    if short := shortened(facts):
+        print(textwrap.fill(short, WIDTH))
     Console(file=sys.stdout, highlight=False).print(table)
     print(
         "±  95 % interval of the mean over seeds\n"

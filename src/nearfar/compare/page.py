@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from nearfar.compare.budget import counted, shortened
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
 from nearfar.compare.live import HEADINGS, shown
 from nearfar.compare.look import METRICS
@@ -42,9 +43,9 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
     section.paragraph(
         f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that nothing was trained on or chosen "
         f"by, {facts['queries']:,} queries. Every loss had the same {'network' if facts['finetuned'] else 'features'} "
-        f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, {facts['trials']} settings "
-        f"on {facts['folds']} folds of the {facts['train_classes']:,} training classes, and {facts['seeds']} runs of "
-        "the best setting."
+        f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, "
+        f"{counted(facts['trials'], 'setting')} on {counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} "
+        f"training classes, and {counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
     )
     section.figure(
         style.svg(forest(board)),
@@ -118,12 +119,10 @@ def _difference(board: Leaderboard, name: str, other: str) -> str:
 def _search(page: Page, board: Leaderboard, found: Found) -> None:
     section = page.section("What was tried")
     facts = board.facts
-    fewer = ""
-    if facts["trials"] < facts["trials_wished"]:
-        fewer = f" The budget allowed {facts['trials']} of {facts['trials_wished']}."
     section.paragraph(
-        f"{facts['trials']} settings of each loss, its defaults first; one that was worse than the median of those "
-        f"before it was given up early.{fewer} The model as it starts has a MAP@R of {facts['start']:.2%} on the folds."
+        f"{counted(facts['trials'], 'setting')} of each loss, its defaults first; one that was worse than the median "
+        "of those before it was given up early. The model as it starts has a MAP@R of "
+        f"{facts['start']:.2%} on the folds."
     )
     section.figure(
         style.svg(progress(found, facts["start"])),

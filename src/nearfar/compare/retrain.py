@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearfar.compare.ground import Ground
+from nearfar.compare.journal import Journal
+from nearfar.compare.pace import Pace
 from nearfar.compare.search import Found
 from nearfar.compare.settings import Comparison
 from nearfar.compare.trial import configured
@@ -44,24 +46,47 @@ def retrain(
     seen: Table,
     folder: Path,
     done: Callable[[str, int, Run], None],
+    journal: Journal,
+    pace: Pace | None = None,
 ) -> dict[str, list[Run]]:
     """Runs by loss, one for each seed; those that are there already are not trained again, nor those begun, anew.
+
+    All losses have their first run before one has its second, so that the time can end between two rounds.
 
     Args:
         seen: no test row is in it.
         done: called after each run.
+        pace: says when there is no time for more.
     """
     runs: dict[str, list[Run]] = {}
-    for name in comparison.contestants:
-        best = _once(configured(ground.config, comparison.loss(name), found.best(name).setting))
-        runs[name] = []
-        for seed in range(best.seed, best.seed + comparison.effort.seeds):
-            run = Run(folder / RUNS / f"{slug(name)}-{seed}")
-            if not (run.folder / "config.yaml").is_file():
-                run = train(seen, config=replace(best, seed=seed, out=str(run.folder)), quiet=True)
-            elif not run.finished:
-                run = train(seen, resume=run.folder, quiet=True)
-            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # of a finished run nobody needs them
-            runs[name].append(run)
-            done(name, seed, run)
+    for number in range(comparison.effort.seeds):
+        if pace is not None and number and not pace.another_seed(number, len(runs)):
+            break
+        for name in list(runs) if number else found.trials:
+            if pace is not None and number == 0 and not pace.another_run(name, len(runs) + 1):
+                break
+            best = _once(configured(ground.config, comparison.loss(name), found.best(name).setting))
+            best = replace(best, seed=best.seed + number)
+            run = Run(folder / RUNS / f"{slug(name)}-{best.seed}")
+            _run(best, run, seen, journal, pace)
+            runs.setdefault(name, []).append(run)
+            done(name, best.seed, run)
     return runs
+
+
+def _run(config: TrainConfig, run: Run, seen: Table, journal: Journal, pace: Pace | None) -> None:
+    began = 0.0 if pace is None else pace.budget.clock()
+    begun = (run.folder / "config.yaml").is_file()
+    if not begun:
+        train(seen, config=replace(config, out=str(run.folder)), quiet=True)
+    elif not run.finished:
+        train(seen, resume=run.folder, quiet=True)
+    shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # of a finished run nobody needs them
+    if pace is None:
+        return
+    key = f"run {run.folder.name}"
+    entry = journal.get(key)
+    if entry is None and not begun:
+        entry = journal.add(key, seconds=pace.budget.clock() - began)
+    if entry is not None:
+        pace.took(pace.costs.run, entry["seconds"])

@@ -7,12 +7,14 @@ draws the same again, and finds its results in the journal.
 """
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from nearfar.compare.ground import Ground
 from nearfar.compare.journal import Journal
+from nearfar.compare.pace import Pace
 from nearfar.compare.settings import Comparison
 from nearfar.compare.spaces import FROZEN_RATE, PRETRAINED_RATE, RANDOM_RATE, Range, space_of
 from nearfar.compare.trial import Outcome, Setting, run_fold
@@ -23,7 +25,6 @@ from nearfar.training.options import ConfigError
 
 RANDOM_TRIALS = 4  # of a loss, before TPE has something to go by
 PRUNED_FROM = 3  # trials of a loss that are complete, before others are given up
-SAVING = 1.3  # a run with its files and its measurements takes so many times as long as a training without
 
 
 @dataclass(frozen=True)
@@ -70,48 +71,43 @@ class Watcher(Protocol):
 
 
 def search(
-    comparison: Comparison,
-    ground: Ground,
-    journal: Journal,
-    watcher: Watcher,
-    *,
-    spent: float = 0.0,
-    reserved: float = 0.0,
+    comparison: Comparison, ground: Ground, journal: Journal, watcher: Watcher, pace: Pace | None = None
 ) -> Found:
     """Try settings of all losses.
 
     Args:
-        spent: seconds of the budget that are gone already.
-        reserved: seconds of the budget that the look at the end will take.
+        pace: says when there is no time for more. Then all losses have equally many settings all the same: rounds are
+            done whole, and a loss for which the first leaves no time is left out.
     """
     optuna = _optuna()
-    effort = comparison.effort
     studies = {name: optuna.create_study(direction="maximize") for name in comparison.contestants}
-    found = Found({name: [] for name in comparison.contestants})
-    for number in range(effort.trials):
-        if effort.budget is not None and number:
-            ahead = _next_round(found) + _in_the_end(found, effort.seeds) + reserved
-            if spent + found.seconds + ahead > effort.budget:
+    found = Found()
+    for number in range(comparison.effort.trials):
+        if pace is not None and number and not pace.another_round(number, len(found.trials)):
+            break
+        for name in list(found.trials) if number else comparison.contestants:
+            if pace is not None and number == 0 and not pace.another_loss(name, len(found.trials) + 1):
                 break
-        for name in comparison.contestants:
-            trial = _try(comparison, ground, journal, name, studies[name], number)
-            found.trials[name].append(trial)
+            trial = _try(comparison, ground, journal, name, studies[name], number, pace)
+            found.trials.setdefault(name, []).append(trial)
             watcher.trial(trial, found.best(name))
     return found
 
 
-def _next_round(found: Found) -> float:
-    """Seconds that another setting of every loss will take: as many as the last."""
-    return sum(trials[-1].seconds for trials in found.trials.values())
+def fold_key(name: str, number: int, fold: int) -> str:
+    """Of a training in the journal."""
+    return f"{name} {number} {fold}"
 
 
-def _in_the_end(found: Found, seeds: int) -> float:
-    """Seconds that the runs of the best settings will take."""
-    each = (found.best(name).outcomes for name in found.trials)
-    return SAVING * seeds * sum(sum(outcome.seconds for outcome in outcomes) / len(outcomes) for outcomes in each)
+def default_setting(comparison: Comparison, ground: Ground, name: str) -> dict[str, float]:
+    """What is tried first of a loss."""
+    space = space_of(comparison.loss(name), rate_range(ground.config))
+    return {key: _rounded(each.middle, each) for key, each in space.items()}
 
 
-def _try(comparison: Comparison, ground: Ground, journal: Journal, name: str, study: Any, number: int) -> Trial:
+def _try(
+    comparison: Comparison, ground: Ground, journal: Journal, name: str, study: Any, number: int, pace: Pace | None
+) -> Trial:
     """The next setting of a loss."""
     optuna = _optuna()
     space = space_of(comparison.loss(name), rate_range(ground.config))
@@ -127,16 +123,20 @@ def _try(comparison: Comparison, ground: Ground, journal: Journal, name: str, st
     outcomes: list[Outcome] = []
     gained = 0.0
     for index, fold in enumerate(ground.folds):
-        key = f"{name} {number} {index}"
+        key = fold_key(name, number, index)
         entry = journal.get(key)
         if entry is None:
-            entry = journal.add(key, setting=setting, **asdict(run_fold(ground, fold, comparison.loss(name), setting)))
+            clock = time.monotonic if pace is None else pace.budget.clock
+            outcome = run_fold(ground, fold, comparison.loss(name), setting, clock=clock)
+            entry = journal.add(key, setting=setting, **asdict(outcome))
         elif entry["setting"] != setting:
             raise ConfigError(
                 f"the journal has another setting for trial {number} of {name} than the search draws now: another "
                 "version of optuna or nearfar began this comparison. Begin a new one"
             )
         outcomes.append(_outcome(entry))
+        if pace is not None:
+            pace.took(pace.costs.fold, outcomes[-1].seconds)
         # By how much it is better than the start, since some folds are harder than others.
         gained += outcomes[-1].value - fold.start_value
         asked.report(gained / len(outcomes), index)

@@ -15,7 +15,6 @@ from nearfar.training.runs import replacing
 
 FILE = "compare.yaml"
 TRIALS, SEEDS, FOLDS = 10, 3, 4
-_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Effort:
         trials: settings of every loss, its default one first.
         seeds: runs of the best setting of every loss.
         folds: into which the training classes are cut; a setting is judged on each, trained on the others.
-        budget: seconds for everything; there are fewer trials, for all losses equally, where they would not fit.
+        budget: seconds for everything; there is less of everything, for all losses equally, where it would not fit.
     """
 
     trials: int = TRIALS
@@ -44,11 +43,15 @@ class Effort:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contestants by name, the effort, and the configuration that they share."""
+    """Contestants by name, the effort, and the configuration that they share.
+
+    `named`: they were asked for by name, so that no budget leaves one out.
+    """
 
     contestants: tuple[str, ...]
     effort: Effort
     shared: TrainConfig
+    named: bool = True
 
     def loss(self, name: str) -> LossConfig:
         """The contestant of that name, with its defaults."""
@@ -70,24 +73,8 @@ def make_comparison(shared: TrainConfig, losses: Sequence[str] | None, effort: E
         raise ConfigError("a comparison looks at the test classes once, at the end: leave evaluation.watch_test out")
     if finetune and shared.model.freeze:
         raise ConfigError("finetune trains the whole network, freeze the head alone: give one of them")
-    return Comparison(names, effort, replace(shared, model=replace(shared.model, freeze=not finetune)))
-
-
-def read_seconds(text: str) -> float:
-    """Seconds of a time such as 90s, 10min, 1.5h or 1h30min.
-
-    >>> read_seconds("10min"), read_seconds("1h30min"), read_seconds("45")
-    (600.0, 5400.0, 45.0)
-    """
-    parts = re.findall(r"([0-9.]+)\s*([a-z]*)", text.strip().lower())
-    if not parts or "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text.lower()):
-        raise ConfigError(f"{text!r} is no time: write 90s, 10min or 1h30min")
-    total = 0.0
-    for number, unit in parts:
-        if (unit or "s") not in _UNITS or number.count(".") > 1 or number == ".":
-            raise ConfigError(f"{text!r} is no time: write 90s, 10min or 1h30min")
-        total += float(number) * _UNITS[unit or "s"]
-    return total
+    shared = replace(shared, model=replace(shared.model, freeze=not finetune))
+    return Comparison(names, effort, shared, named=bool(losses))
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -103,6 +90,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
     effort = comparison.effort
     values = {
         "losses": list(comparison.contestants),
+        "named": comparison.named,
         "trials": effort.trials,
         "seeds": effort.seeds,
         "folds": effort.folds,
@@ -123,7 +111,8 @@ def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
     try:
         values: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         effort = Effort(values["trials"], values["seeds"], values["folds"], values["budget"])
-        return Comparison(tuple(values["losses"]), effort, from_dict(values["shared"]))
+        named = values.get("named", True)
+        return Comparison(tuple(values["losses"]), effort, from_dict(values["shared"]), named)
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error!r}") from error
 

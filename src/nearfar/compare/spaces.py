@@ -13,19 +13,20 @@ from nearfar.training.config import LossConfig
 from nearfar.training.options import ConfigError, loss_info
 
 CLASS_FORM = "/class"  # of losses that come in both forms
+# The most promising first, and one of each kind before its relatives: a budget leaves out from the end.
 LOSSES = (
-    "ContrastiveLoss",
-    "TripletMarginLoss",
-    "SupConLoss",
-    "MultiSimilarityLoss",
     "CircleLoss",
+    "ProxyAnchorLoss",
+    "CosFaceLoss",
+    "MultiSimilarityLoss",
+    "SupConLoss",
+    "ArcFaceLoss",
+    "SoftTripleLoss",
+    "ProxyNCALoss",
     "CircleLoss/class",
     "NormFaceLoss",
-    "CosFaceLoss",
-    "ArcFaceLoss",
-    "ProxyNCALoss",
-    "ProxyAnchorLoss",
-    "SoftTripleLoss",
+    "TripletMarginLoss",
+    "ContrastiveLoss",
 )
 
 

@@ -97,6 +97,7 @@ def run_fold(
     look: Callable[[], float] | None = None,
     extra: nn.Module | None = None,
     after: After | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Train a setting on a fold, by the very steps of `nearfar train`, and keep nothing but what it came to.
 
@@ -104,8 +105,9 @@ def run_fold(
         look: at the model while it is trained and in the end; by default, the metric of the validation classes.
         extra: what is added to the loss, such as a penalty.
         after: is told of every step once the weights have moved, with the seconds that it took.
+        clock: by which the whole is timed.
     """
-    began = time.monotonic()
+    began = clock()
     config = configured(ground.config, loss, setting)
     embedder = ground.begin(fold)
     torch.manual_seed(config.seed)
@@ -143,7 +145,7 @@ def run_fold(
         value=0.0 if diverged else max(watch.looks),
         looks=tuple(watch.looks),
         steps=learner.done,
-        seconds=time.monotonic() - began,
+        seconds=clock() - began,
         step_seconds=statistics.median(watch.step_seconds) if watch.step_seconds else math.nan,
         peak_bytes=memory.peak(),
         diverged=diverged,

@@ -127,9 +127,10 @@ class FeatureCache:
         index = Index(self.folder, self.dtype)
         return Features(index.shards, np.stack([index.places(ids) for ids in wanted], 1), index.dimension)
 
-    def known(self, images: ImageSequence) -> NDArray[np.bool_]:
-        """(N,) which images have features already."""
-        return np.asarray(Index(self.folder, self.dtype).places(self._ids(images, 1)[0]) >= 0)
+    def lacking(self, images: ImageSequence, *, views: int = 1) -> int:
+        """How many features `compute` would have to compute. No image is decoded."""
+        places = Index(self.folder, self.dtype).places(self._ids(images, views).reshape(-1))
+        return int(np.count_nonzero(places < 0))
 
     def _ids(self, images: ImageSequence, views: int) -> NDArray[Any]:
         """(views, N), 16 bytes each: which image, which view of it."""

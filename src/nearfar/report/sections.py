@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.data import Table
+from nearfar.durations import duration
 from nearfar.report import figures, style
 from nearfar.report.files import RunFiles
 from nearfar.report.markup import Markup, text
@@ -29,7 +30,7 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
         section.paragraph(metrics["verdict"])
     cards = [(_shown(name, after[name]), name, _change(name, metrics)) for name in HEADLINE if name in after][:2]
     if "train_seconds" in metrics:
-        cards.append((_duration(metrics["train_seconds"]), f"{metrics.get('steps', 0):,} steps", "of training"))
+        cards.append((duration(metrics["train_seconds"]), f"{metrics.get('steps', 0):,} steps", "of training"))
     cards.append((f"{table.num_classes:,}", "classes measured", f"{len(table):,} {things}"))
     section.markup(_cards(cards))
     kind = "classes"
@@ -99,13 +100,6 @@ def _change(name: str, metrics: Mapping[str, Any]) -> str:
     if not all(name in values and _shown(name, values[name]).endswith("%") for values in (base, after)):
         return ""
     return f"{100 * (after[name] - base[name]):+.1f} points, from {100 * base[name]:.1f} %"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def curves(page: Page, files: RunFiles) -> None:

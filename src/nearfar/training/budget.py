@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nearfar.data import Table
-from nearfar.durations import read_seconds, spoken
+from nearfar.durations import duration, read_seconds
 from nearfar.training.build import build_embedder
 from nearfar.training.candidates import features_alone, on_cached_features
 from nearfar.training.config import TrainConfig
@@ -69,7 +69,7 @@ class Budget:
     """
 
     def __init__(self, text: str, clock: Callable[[], float] = time.monotonic):
-        self.text, self.seconds, self._clock = text, read_seconds(text), clock
+        self.text, self.seconds, self._clock = text, read_seconds(text, "--budget"), clock
         self._began = clock()
 
     @property
@@ -87,13 +87,14 @@ class Budget:
         chosen = plan(costs, counted(parts, heads), SAFETY * left)
         if chosen is None:
             raise ConfigError(
-                f"--budget {self.text} is too short for {table.name}: {spoken(self._clock() - self._began)} went "
+                f"--budget {self.text} is too short for {table.name}: {duration(self._clock() - self._began)} went "
                 f"into the features of its {len(table):,} images, and no way to train fits into the rest. Give more "
                 "time, or less data"
             )
         epochs = config.epochs or chosen.epochs
         folds = f", in {chosen.folds} folds and once more on all classes" if chosen.folds > 1 else ""
-        display.note(f"budget {self.text}: {WAYS[chosen.way]}, {epochs} epochs{folds}: about {spoken(chosen.seconds)}")
+        what = f"{WAYS[chosen.way]}, {epochs} epochs{folds}"
+        display.note(f"budget {self.text}: {what}: about {duration(chosen.seconds)}")
         model = config.model
         model = replace(
             model,

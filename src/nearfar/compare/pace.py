@@ -1,0 +1,76 @@
+"""`Pace`: whether what is ahead still fits into the budget, asked before every part of a comparison.
+
+Other work on the machine makes everything slower than it was when it was measured. How much slower the last parts were
+than they should have been is how much slower the next are expected to be. Every answer is kept in the journal, so that
+a comparison that goes on after a kill decides as it did before.
+"""
+
+from collections import deque
+
+from nearfar.compare.budget import FEWEST_LOSSES, FEWEST_SEEDS, PLANNED, Budget, Costs, Plan
+from nearfar.compare.journal import Journal
+
+REMEMBERED = 6  # parts, by which the pace is known
+FASTEST = 0.7  # of what was measured: a lucky moment is no reason to promise more
+
+
+class Pace:
+    """Decides whether to go on.
+
+    Args:
+        plan: what was decided at first. Losses may still be left out, from its end, if they were not `named`.
+    """
+
+    def __init__(self, budget: Budget, plan: Plan, costs: Costs, journal: Journal, named: bool):
+        self.budget, self.plan, self.costs, self.named = budget, plan, costs, named
+        self._journal = journal
+        self._last: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+
+    def took(self, expected: float, seconds: float) -> None:
+        """A part is done."""
+        self._last.append((expected, seconds))
+
+    @property
+    def slower(self) -> float:
+        """How many times as long things take as was measured."""
+        expected = sum(part[0] for part in self._last)
+        return max(FASTEST, sum(part[1] for part in self._last) / expected) if expected > 0 else 1.0
+
+    def another_round(self, number: int, losses: int) -> bool:
+        """Whether each of so many losses can have one more setting."""
+        plan = self._with(losses, self.plan.seeds)
+        ahead = losses * plan.folds * self.costs.fold + self._end(plan)
+        return self._fits(f"round {number}", ahead / PLANNED)  # what may be left out must not endanger the rest
+
+    def another_loss(self, name: str, losses: int) -> bool:
+        """Whether one more loss can take part, in the first round; it would be the last of so many."""
+        plan = self._with(losses, min(FEWEST_SEEDS, self.plan.seeds))
+        return self._may_keep(losses) or self._fits(f"loss {name}", plan.folds * self.costs.fold + self._end(plan))
+
+    def another_seed(self, number: int, losses: int) -> bool:
+        """Whether each of so many losses can have one more run."""
+        ahead = losses * self.costs.run + self.costs.last(self._with(losses, number + 1))
+        return self._fits(f"seed {number}", ahead)
+
+    def another_run(self, name: str, losses: int) -> bool:
+        """Whether one more loss can have its first run, and then all the second; it would be the last of so many."""
+        seeds = min(FEWEST_SEEDS, self.plan.seeds)
+        ahead = (1 + (seeds - 1) * losses) * self.costs.run + self.costs.last(self._with(losses, seeds))
+        return self._may_keep(losses) or self._fits(f"run {name}", ahead)
+
+    def _may_keep(self, losses: int) -> bool:
+        return self.named or losses <= FEWEST_LOSSES
+
+    def _with(self, losses: int, seeds: int) -> Plan:
+        return Plan(self.plan.losses[:losses], 1, seeds, self.plan.folds)
+
+    def _end(self, plan: Plan) -> float:
+        return len(plan.losses) * plan.seeds * self.costs.run + self.costs.last(plan)
+
+    def _fits(self, point: str, ahead: float) -> bool:
+        key = f"time for {point}"
+        entry = self._journal.get(key)
+        if entry is None:
+            fits = self.slower * ahead <= self.budget.left
+            entry = self._journal.add(key, fits=fits, slower=round(self.slower, 3))
+        return bool(entry["fits"])
