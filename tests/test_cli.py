@@ -128,8 +128,8 @@ def test_from_a_folder_to_a_measured_model(photos: Path, tmp_path: Path, capsys:
     out = tmp_path / "run"
     assert call("train", str(photos), *NETWORK, "--epochs", "2", "--batch_size", "16", "--out", str(out)) == 0
     shown = capsys.readouterr()
-    assert "no split is given: the first 8 classes" in shown.err and "validation recall@1" in shown.err
-    for expected in ("before", "after", "recall@1", "unseen classes", f"nearfar evaluate {out} DATA"):
+    assert "no split is given: the first 8 classes" in shown.err and "fold 3 of 3" in shown.err
+    for expected in ("start", "after (kept)", "recall@1", "unseen classes", f"nearfar evaluate {out} DATA"):
         assert expected in shown.out
     after = Run(out).metrics["after"]
     assert call("evaluate", str(out), "--json") == 0

@@ -11,6 +11,9 @@ from nearfar.data import Table
 from nearfar.models import Embedder
 from tests.training.making import SMALL, patterns
 
+SHARED = {name: value for name, value in SMALL.items() if name != "folds"}  # a comparison has folds of its own
+
+
 LOSSES = ["ContrastiveLoss", "NormFaceLoss"]
 
 
@@ -29,5 +32,5 @@ def trunk_file(folder: Path) -> str:
 
 def small(out: Path, weights: str, **changed: Any) -> Leaderboard:
     """Three settings of two losses on two folds, two seeds."""
-    options = {"losses": LOSSES, "trials": 3, "seeds": 2, "folds": 2, "epochs": 2, "weights": weights, **SMALL}
+    options = {"losses": LOSSES, "trials": 3, "seeds": 2, "folds": 2, "epochs": 2, "weights": weights, **SHARED}
     return compare(data(), **{**options, "quiet": True, "out": str(out), **changed})

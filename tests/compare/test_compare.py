@@ -29,8 +29,8 @@ from nearfar.training.learner import Learner
 from nearfar.training.options import ConfigError, read_yaml, with_options
 from nearfar.training.runs import Run
 from nearfar.training.train import StoppedError, train
-from tests.compare.making import LOSSES, data, small, trunk_file
-from tests.training.making import SMALL, patterns
+from tests.compare.making import LOSSES, SHARED, data, small, trunk_file
+from tests.training.making import patterns
 
 TIMES = ("step_seconds", "peak_bytes", "search_seconds", "run")
 
@@ -100,7 +100,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 def test_the_folds_share_no_class_and_no_test_class(weights: str) -> None:
     table = data()
-    config = with_options(TrainConfig(), {**SMALL, "freeze": True, "weights": weights})
+    config = with_options(TrainConfig(), {**SHARED, "freeze": True, "weights": weights})
     rows = set_apart(table, config, 3)
     folds = rows.seen.folds(3, seed=config.seed)
     ground = Ground(config, [(fold.split("train"), fold.split("val")) for fold in folds])
@@ -305,7 +305,7 @@ def test_who_is_stopped_is_told_how_to_go_on(
 
 
 def test_the_whole_network_can_be_trained(tmp_path: Path) -> None:
-    options = {**SMALL, "batch_size": 16, "epochs": 1, "trials": 1, "seeds": 1, "folds": 2}
+    options = {**SHARED, "batch_size": 16, "epochs": 1, "trials": 1, "seeds": 1, "folds": 2}
     losses = ["TripletMarginLoss", "CircleLoss/class"]
     board = compare(data(), losses=losses, finetune=True, quiet=True, out=str(tmp_path / "c"), **options)
     assert {row.name for row in board.rows} == {*losses, FEATURES, PRINCIPAL}
@@ -342,7 +342,7 @@ def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
 )
 def test_refusals(table: Table, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        compare(table, **{"folds": 2, "quiet": True, "out": str(tmp_path / "c"), **SMALL, **options})
+        compare(table, **{"folds": 2, "quiet": True, "out": str(tmp_path / "c"), **SHARED, **options})
     assert not (tmp_path / "c").exists()
 
 
@@ -379,7 +379,7 @@ def test_the_command_line_compares(tmp_path: Path, weights: str, capsys: pytest.
     np.savez(
         tmp_path / "photos.npz", images=np.stack([table.images[i] for i in range(len(table))]), labels=table.labels
     )  # type: ignore[index]
-    words = [f"--{name}={value}" for name, value in SMALL.items() if name != "options"]
+    words = [f"--{name}={value}" for name, value in SHARED.items() if name != "options"]
     words += ["--options", "{width: 8}", "--weights", weights, "--epochs", "1", "--out", str(tmp_path / "c")]
     words += ["--losses", "CircleLoss", "NormFaceLoss", "--trials", "1", "--seeds", "1", "--folds", "2", "--quiet"]
     assert main(["compare", str(tmp_path / "photos.npz"), *words]) == 0

@@ -24,9 +24,9 @@ from nearfar.data import FeatureCache
 from nearfar.training import finish
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import with_options
-from tests.compare.making import data, small, trunk_file
+from tests.compare.making import SHARED, data, small, trunk_file
 from tests.compare.test_compare import Killed, without_times
-from tests.training.making import SMALL, patterns
+from tests.training.making import patterns
 
 # By hand: three losses with one setting on one fold and two runs take 3 x (100 + 2 x 350) + 500 = 2,900 s, four 3,700 s.
 COSTS = Costs(fold=100.0, run=300.0, look=50.0, pair=0.0, end=500.0)
@@ -139,7 +139,7 @@ def test_who_goes_on_keeps_the_plan(
 
 
 def test_few_classes_have_few_folds(tmp_path: Path, weights: str) -> None:
-    options = {**SMALL, "losses": ["NormFaceLoss"], "trials": 1, "seeds": 1, "epochs": 1, "weights": weights}
+    options = {**SHARED, "losses": ["NormFaceLoss"], "trials": 1, "seeds": 1, "epochs": 1, "weights": weights}
     table = patterns(classes=14, each=6, noise=60.0)
     board = compare(table, **options, quiet=True, out=str(tmp_path / "c"))
     assert board.facts["folds"] == board.facts["folds_wished"] == 3  # of seven training classes
@@ -149,7 +149,7 @@ def test_few_classes_have_few_folds(tmp_path: Path, weights: str) -> None:
 
 
 def prepared(weights: str) -> tuple[Comparison, Ground, Rows]:
-    config = with_options(TrainConfig(), {**SMALL, "epochs": 2, "freeze": True, "weights": weights})
+    config = with_options(TrainConfig(), {**SHARED, "epochs": 2, "freeze": True, "weights": weights})
     rows = set_apart(data(), config, 2)
     folds = [(fold.split("train"), fold.split("val")) for fold in rows.seen.folds(2, seed=0)]
     return Comparison(("NormFaceLoss", "SupConLoss"), Effort(), config), Ground(config, folds), rows

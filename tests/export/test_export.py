@@ -115,7 +115,7 @@ def test_the_card_is_one_of_the_hub(exported):
     after = exported.accuracy.after["recall@1"]
     assert f"| recall@1 | {exported.accuracy.before['recall@1']:.2%} | {after:.2%} |" in text
     assert "`my\\|pictures`" in text  # a name cannot break the table
-    assert "from a cosine of 0.6250 on" in text and "ProxyAnchorLoss" in text
+    assert "from a similarity of 0.625 on" in text and "ProxyAnchorLoss" in text
 
 
 def test_the_code_in_the_card_works(exported, run, data, monkeypatch, capsys):

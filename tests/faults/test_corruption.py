@@ -47,6 +47,9 @@ class Case:
 CASES = [
     Case("run/config.yaml", ("empty", "rubbish", "words", "list", "zeros"), "evaluate RUN", r"config\.yaml"),
     Case("run/metrics.json", EVERY, "report RUN", r"metrics\.json is damaged .*: remove"),
+    Case("run/split.csv", EVERY, "evaluate RUN", r"split\.csv is damaged"),
+    Case("run/held_out.npz", EVERY, "index RUN --index NEW --far 0.1", r"held_out\.npz is damaged .*: remove it"),
+    Case("stopped/split.csv", EVERY, "train --resume STOPPED --quiet", r"split\.csv is damaged"),
     Case("run/curves.csv", ("rubbish", "row"), "report RUN", r"curves\.csv is damaged .*: remove"),
     Case("run/model.safetensors", EVERY, "evaluate RUN", r"model\.safetensors is damaged or no safetensors file"),
     Case("run/model.safetensors", ("cut", "rubbish"), "embed RUN --out OUT.npz", r"model\.safetensors is damaged"),
@@ -68,7 +71,6 @@ CASES = [
     Case("index/*.vectors", EVERY, "search RUN PHOTO --index INDEX", r"damaged: .*vectors .*build it again"),
     Case("index/*.rows", EVERY, "search RUN PHOTO --index INDEX", r"damaged: .*rows .*build it again"),
     Case("index/*.dead-*", EVERY, "search RUN PHOTO --index INDEX", r"damaged: .*build it again"),
-    Case("photos/pattern 0/000.png", EVERY, "embed RUN --out OUT.npz", r"photos/pattern 0/000\.png"),
     Case("photos/pattern 0/000.png", EVERY, "search RUN PHOTO --index INDEX", r"photos/pattern 0/000\.png"),
     Case("given.npz", EVERY, "train GIVEN --quiet --out NEW", r"given\.npz"),
 ]

@@ -89,7 +89,7 @@ def test_before_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def nothing_left(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("nearfar.training.train.build_embedder", nothing_left)
+    monkeypatch.setattr("nearfar.training.prepare.build_embedder", nothing_left)
     with pytest.raises(RuntimeError, match=r"out of memory \(MemoryError\)(.|\n)*Nothing was begun"):
         train(TABLE, quiet=True, out=str(tmp_path / "run"), **OPTIONS)
     assert not (tmp_path / "run").exists()

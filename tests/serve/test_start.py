@@ -91,7 +91,7 @@ def test_the_images_a_run_is_measured_on(glyph_runs) -> None:
     run = Run(glyph_runs[0])
     evaluated = evaluated_of(run)
     assert evaluated is not None
-    assert list(evaluated.ids) == [str(path) for path in rows_of(run.config, None).paths]
+    assert list(evaluated.ids) == [str(path) for path in rows_of(run, None)[0].paths]
     assert evaluated.query.all() and evaluated.gallery.all() and evaluated.cameras is None
     assert np.asarray(evaluated.query).shape == (CLASSES * EACH // 2,)
 

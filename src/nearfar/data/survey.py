@@ -25,6 +25,7 @@ from nearfar.data.columns import Files
 from nearfar.data.embedded import cache_folder
 from nearfar.data.splits import halves_note, zero_shot
 from nearfar.data.tables import Table
+from nearfar.errors import InputError
 from nearfar.imaging import BrokenImageError, Source, TooManyBrokenImagesError
 from nearfar.imaging.decoding import decode, open_image
 from nearfar.imaging.sources import Span, encoded, identity
@@ -79,7 +80,7 @@ class Survey:
     def check(self, table: Table, most: float) -> None:
         """Raise `TooManyBrokenImagesError` if more than that share of all rows is broken, or if all are."""
         if not 0 <= most <= 1:
-            raise ValueError(f"max_broken is a fraction between 0 and 1, not {most}")
+            raise InputError(f"max_broken is a fraction between 0 and 1, not {most}")
         count, total = len(self.broken), len(table)
         first = f"The first: {'; '.join(self.listed(table, SHOWN))}"
         if 0 < count == total:

@@ -129,10 +129,12 @@ def _measured(facts: Facts) -> str:
         return ""
     which = "classes that it was not trained on" if facts.metrics.get("open_set") else "other images of its classes"
     mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
-    rows = [(name, _percent(before.get(name)), _percent(after[name])) for name in names]
+    features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
+    begun, called = (before, "before training") if features is None else (features, "pretrained features")
+    rows = [(name, _percent(begun.get(name)), _percent(after[name])) for name in names]
     return (
         f"## Results\n\nOn {_code(data_name(facts.config))}, {which} ({facts.metrics.get('measured_on', 'test')} rows)"
-        f"{mirrored}:\n\n{table(('', 'before training', 'after'), rows)}"
+        f"{mirrored}:\n\n{table(('', called, 'this model'), rows)}"
     )
 
 

@@ -32,6 +32,9 @@ def calibrated(
     """
     if far is None and precision is None:
         return encoder.threshold
+    for name, value in (("far", far), ("precision", precision), ("share", share)):
+        if value is not None and not 0 < value < 1:
+            raise RetrievalError(f"{name} is a share above 0 and below 1, not {value:g}")
     held_out = held_out_of(run)
     if held_out is None:
         raise RetrievalError(

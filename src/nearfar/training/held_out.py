@@ -6,6 +6,7 @@ others. Only rows of one fold may then be compared with each other.
 """
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,5 +48,5 @@ def held_out_of(run: Run) -> HeldOut | None:
     try:
         with np.load(path, allow_pickle=False) as kept:
             return HeldOut(kept["embeddings"], kept["labels"], kept["fold"], bool(kept["open_set"]))
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RunError(f"{path} is damaged ({error}): remove it; thresholds can then not be found anew") from error

@@ -73,11 +73,17 @@ class KeptSplit:
         path: Path = run.folder / FILE_NAME
         if not path.is_file():
             return None
+        rows, why = list[Row](), ""
         try:
             with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-                return cls(tuple(Row(**line) for line in csv.DictReader(file)))
-        except (TypeError, csv.Error) as error:
-            raise RunError(f"{path} is damaged ({error}): a run cannot be measured without it. Train again") from error
+                rows = [Row(**line) for line in csv.DictReader(file)]
+        except (TypeError, csv.Error):
+            why = "it is no list of rows"
+        expected = run.metrics.get("split_rows", len(rows))
+        if why or len(rows) != expected:
+            why = why or f"it has {len(rows):,} rows instead of {expected:,}"
+            raise RunError(f"{path} is damaged ({why}): without it nobody knows what was trained on. Train again")
+        return cls(tuple(rows))
 
     @property
     def open_set(self) -> bool:

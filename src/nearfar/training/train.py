@@ -155,8 +155,8 @@ def _begin(run: Run, prepared: Prepared, budget: Budget | None) -> None:
     run.check_free()
     assert prepared.split is not None
     prepared.split.save(run)
-    if budget is not None:
-        run.write_metrics({"budget_left": round(budget.deadline - time.monotonic(), 1)})
+    left = {} if budget is None else {"budget_left": round(budget.deadline - time.monotonic(), 1)}
+    run.write_metrics({"split_rows": len(prepared.split.rows), **left})
     run.begin(prepared.config)
 
 
