@@ -232,18 +232,21 @@ def _cell(row: Row) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Coverage of all cells: pooled, the least and the most, and how many are beyond three standard errors of 90 %."""
+    """Coverage of all cells: pooled, the least and the most, and how many differ from 90 % by three standard errors."""
     stated = [row for row in rows if row.calibrated]
     parts = []
     for name in FIGURES:
-        shares = [getattr(row, f"{name}_within") / row.calibrated for row in stated]
-        pooled = sum(getattr(row, f"{name}_within") for row in stated) / sum(row.calibrated for row in stated)
-        beyond = sum(abs(s - 0.9) > 3 * (0.09 / row.calibrated) ** 0.5 for s, row in zip(shares, stated, strict=True))
+        within = [getattr(row, f"{name}_within") for row in stated]
+        shares = [count / row.calibrated for count, row in zip(within, stated, strict=True)]
+        errors = [(share - 0.9) / (0.09 / row.calibrated) ** 0.5 for share, row in zip(shares, stated, strict=True)]
+        pooled = 100 * sum(within) / sum(row.calibrated for row in stated)
+        below, above = sum(error < -3 for error in errors), sum(error > 3 for error in errors)
         label = name if name == "precision" else name.upper()
-        parts.append(f"{label} {100 * pooled:.1f} % ({100 * min(shares):.0f} to {100 * max(shares):.0f} %; {beyond})")
+        ends = f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+        parts.append(f"{label} {pooled:.1f} % ({ends}; {below} too few, {above} too many)")
     return (
-        f"Within the 90 % interval, over all {len(stated)} cells (least and most of a cell; how many are more than "
-        f"three standard errors from 90 %): {', '.join(parts)}."
+        f"Within the 90 % interval, over all {len(stated)} cells (least and most of a cell; cells more than three "
+        f"standard errors from 90 %): {', '.join(parts)}."
     )
 
 
