@@ -17,6 +17,8 @@ neighbours.py                    lists of the nearest
 clustering.py                    NMI, AMI
 verification.py, templates.py,   faces: pairs, templates, identification, thresholds
 identification.py, calibration.py
+enrolment.py, trials.py,         who is it, or nobody: classes with some pictures each, identification rehearsed on
+open_set.py                      held-out classes, and what follows for new ones
 diagnostics.py, spectrum.py      how an embedding lies in its space
 
 >>> import torch
@@ -33,6 +35,7 @@ from nearfar.evaluation.diagnostics import Diagnosis, diagnose
 from nearfar.evaluation.distributed import distributed_retrieval_metrics
 from nearfar.evaluation.hamming import pack_bits
 from nearfar.evaluation.identification import identification_metrics
+from nearfar.evaluation.open_set import NotCalibratedError, OpenSet, calibrate_open_set
 from nearfar.evaluation.reranking import KReciprocal, augment_database, expand_queries
 from nearfar.evaluation.retrieval import rank_metrics, retrieval_metrics
 from nearfar.evaluation.templates import Templates, pool_templates
@@ -42,11 +45,14 @@ __all__ = [
     "Diagnosis",
     "Difference",
     "KReciprocal",
+    "NotCalibratedError",
+    "OpenSet",
     "Roc",
     "Templates",
     "Threshold",
     "augment_database",
     "calibrate",
+    "calibrate_open_set",
     "clustering_metrics",
     "compare",
     "diagnose",
