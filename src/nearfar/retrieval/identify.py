@@ -18,7 +18,7 @@ from nearfar.evaluation.enrolment import Best, best
 from nearfar.retrieval.index import About, Floats, Index, RetrievalError
 from nearfar.retrieval.vectors import packed, unit, unpacked
 from nearfar.training.held_out import held_out_of
-from nearfar.training.runs import Run
+from nearfar.training.runs import Run, RunError
 
 FAR, PRIOR = 0.01, 0.5
 HITS = 32  # that are looked at first, to find images of two classes
@@ -98,21 +98,24 @@ class Enrolled:
 def calibration_of(run: Run, about: About, counts: NDArray[np.int64], far: float, prior: float) -> OpenSet:
     """How to tell who it is among classes of so many images, from what a run held out.
 
-    Raises `NotCalibratedError`, which says why, where a run has nothing to calibrate by.
+    Raises `NotCalibratedError`, which says why, and nothing of where things are, where a run has nothing to go by.
     """
-    held = held_out_of(run)
+    try:
+        held = held_out_of(run)
+    except RunError as error:
+        raise NotCalibratedError("the run's held_out.npz is damaged: train it again") from error
     if held is None:
         raise NotCalibratedError(
-            f"{run.folder} has kept no embeddings of held-out classes, as runs do now: train it again "
-            f"(nearfar train --config {run.folder}/config.yaml)"
+            "the run has kept no embeddings of held-out classes, as runs do now: train it again "
+            "(nearfar train --config RUN/config.yaml)"
         )
     if not held.open_set:
         raise NotCalibratedError(
-            f"{run.folder} held out images of classes that it was trained on, and these tell nothing of new classes: "
+            "the run held out images of classes that it was trained on, and these tell nothing of new classes: "
             "train again with classes held out (--validation 0.2)"
         )
     if held.embeddings.shape[1] != about.dimension:
-        raise NotCalibratedError(f"the embeddings that {run.folder} held out are of another model: train it again")
+        raise NotCalibratedError("the embeddings that the run held out are of another model: train it again")
     good = np.isfinite(held.embeddings).all(1)
     vectors = _as_indexed(held.embeddings[good], about)
     return calibrate_open_set(vectors, held.labels[good], counts, fold=held.fold[good], far=far, prior=prior)
