@@ -89,8 +89,8 @@ def test_answers_are_those_by_hand(dogs: Path, rule: str) -> None:
         assert answer.runner_up == other and answer.runner_up_similarity == pytest.approx(second, abs=1e-5)
         evidence = first - second / 2
         assert answer.who == (name if evidence >= 0.3 else None)
-        assert answer.verdict == ("enrolled" if evidence >= 0.3 else "none")
         assert answer.probability == pytest.approx(1 / (1 + math.exp(1 - 4 * evidence)), abs=1e-4)
+        assert answer.verdict == ("enrolled" if evidence >= 0.3 else "unsure" if evidence >= 0.25 else "none")
     without_ids = identifier.answers(encoder.embed(pictures[-1:]))[0]
     if rule == "nearest":
         assert without_ids.similarity == pytest.approx(1, abs=1e-5)  # nobody said that it is itself
@@ -176,7 +176,7 @@ def test_the_command_answers_and_names_what_is_broken(
         taken += not known and row["who"] != ""
     assert right + wrong + missed == 8
     text = f"Of 8 pictures in folders of enrolled classes, {right} ({right / 8:.0%}) are named rightly, {wrong} wrongly"
-    assert text.replace("%", " %") in told and f"{missed} are taken for none" in told
+    assert text.replace("%", " %") in told and f"{missed} are not named" in told
     assert f"of 8 in other folders, {taken} (" in told
     # The same as JSON; and pictures that are enrolled are judged without themselves.
     assert main([*words, "--json"]) == 0

@@ -107,12 +107,13 @@ def _cells(one: "Identified") -> tuple[str, ...]:
 
     answer = one.answer
     assert answer is not None
-    who = readable(answer.who) if answer.who is not None else "none of them"
+    nearest = readable(answer.nearest)
+    who = {"enrolled": nearest, "unsure": f"perhaps {nearest}"}.get(answer.verdict, "none of them")
     probability = "" if answer.probability is None else f"{answer.probability:.1%}".replace("%", " %")
     second = ("", "")
     if answer.runner_up is not None:
         second = readable(answer.runner_up), f"{answer.runner_up_similarity:.3f}"
-    return readable(one.asked.shown), who, probability, readable(answer.nearest), f"{answer.similarity:.3f}", *second
+    return readable(one.asked.shown), who, probability, nearest, f"{answer.similarity:.3f}", *second
 
 
 def _in_words(score: "Score", *, calibrated: bool) -> str:
@@ -122,9 +123,9 @@ def _in_words(score: "Score", *, calibrated: bool) -> str:
     verb = "named rightly" if calibrated else "nearest to their class"
     text = f"\nOf {score.known:,} pictures in folders of enrolled classes, {share(score.right, score.known)} are {verb}"
     if calibrated:
-        text += f", {score.wrong:,} wrongly, and {score.missed:,} are taken for none of them"
+        text += f", {score.wrong:,} wrongly, and {score.missed:,} are not named"
     if score.strangers and calibrated:
-        text += f"; of {score.strangers:,} in other folders, {share(score.taken, score.strangers)} are taken for one"
+        text += f"; of {score.strangers:,} in other folders, {share(score.taken, score.strangers)} are named, wrongly"
     if score.themselves:
         text += f".\n{score.themselves:,} are enrolled themselves, and were judged by the others of their class"
     return f"{text}."

@@ -29,8 +29,9 @@ class Answer:
     """Who it is.
 
     Attributes:
-        who: the class; None if it is none of the enrolled ones, or if nothing can be said.
-        verdict: "enrolled"; "none"; or "uncalibrated", where similarities are all there is.
+        who: the class, where there is evidence enough to name it at the wished false accept rate; else None.
+        verdict: "enrolled"; "unsure", where `nearest` is more probable than not, but cannot be named at that rate;
+            "none" of them; or "uncalibrated", where similarities are all there is.
         probability: that `nearest` is right; None where it is not calibrated.
         nearest, similarity: the best class, and how similar the picture is to its template, or its nearest image.
         runner_up, runner_up_similarity: the same of the second; None where one class alone is enrolled.
@@ -164,7 +165,7 @@ class Identifier:
         return [
             Answer(
                 who=names[place] if accepted[row] else None,
-                verdict="uncalibrated" if found is None else "enrolled" if accepted[row] else "none",
+                verdict=_verdict(bool(accepted[row]), float(probability[row])) if found else "uncalibrated",
                 probability=None if found is None else float(probability[row]),
                 nearest=names[place],
                 similarity=float(told.score[row]),
@@ -203,6 +204,10 @@ class Identifier:
         places = np.array([[place for place, _ in pair] for pair in pairs], np.int64).reshape(-1, 2)
         scores = np.array([[score for _, score in pair] for pair in pairs], np.float32).reshape(-1, 2)
         return Best(places[:, 0], scores[:, 0], places[:, 1], scores[:, 1])
+
+
+def _verdict(accepted: bool, probability: float) -> str:
+    return "enrolled" if accepted else "unsure" if probability >= 0.5 else "none"
 
 
 def in_words(found: OpenSet) -> str:

@@ -104,8 +104,10 @@ class Identified(BaseModel):
     """Which class of the gallery a picture is of, or none."""
 
     run: Literal["a", "b"]
-    verdict: Literal["enrolled", "none", "uncalibrated"]
-    who: str | None = Field(description="The class; none if it is none of them, or nothing can be said.")
+    verdict: Literal["enrolled", "unsure", "none", "uncalibrated"] = Field(
+        description="unsure: the nearest is more probable than not, but too little for the false accept rate."
+    )
+    who: str | None = Field(description="The class, if the verdict is enrolled.")
     probability: float | None = Field(description="That the nearest class is right.")
     nearest: str
     similarity: float
