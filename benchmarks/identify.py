@@ -226,8 +226,8 @@ def table(rows: list[Row]) -> str:
     head += "DIR stated | measured | inside |"
     lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        far = f"{row.far_stated:.1%} ({row.far_low:.1%} to {row.far_high:.1%})"
-        dir_ = f"{row.dir_stated:.1%} ({row.dir_low:.1%} to {row.dir_high:.1%})"
+        far = f"{row.far_stated:.1%} ({100 * row.far_low:.1f} to {row.far_high:.1%})"
+        dir_ = f"{row.dir_stated:.1%} ({100 * row.dir_low:.1f} to {row.dir_high:.1%})"
         lines.append(
             f"| {row.data}, {row.case} | {row.held} / {row.enrolled} | {row.images} | {row.wished:.0%} | {far} | "
             f"{row.far_measured:.1%} | {row.far_inside:.0%} | {dir_} | {row.dir_measured:.1%} | {row.dir_inside:.0%} |"

@@ -227,6 +227,15 @@ def test_folds_are_not_compared_and_broken_rows_are_left_out() -> None:
     assert calibrate_open_set(broken, names, np.full(8, 2), fold=np.repeat([0, 1], len(x))).dir > 0.8
 
 
+def test_classes_that_are_far_apart_cost_nothing() -> None:
+    """All are found, at a threshold that lets fewer strangers pass than was allowed; and certainty is not claimed."""
+    x, labels = pictures(20, 8, spread=0.1, dimension=64)
+    found = calibrate_open_set(x, labels, np.full(8, 2), far=0.1)
+    assert found.dir == pytest.approx(1) and found.dir_interval[1] == 1 and found.dir_interval[0] < 0.99
+    assert found.far < 0.05 and found.far_interval[0] == 0 and found.far_interval[1] >= 1 / 80
+    assert found.probability(0.9) < 21 / 22 + 1e-3
+
+
 def test_too_little_is_said_so() -> None:
     x, labels = pictures(7, 6)
     with pytest.raises(NotCalibratedError, match=r"^7 held-out classes have two pictures or more, and fewer than 8"):

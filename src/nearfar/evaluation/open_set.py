@@ -173,13 +173,15 @@ def _calibrated(now: Trials, growth: tuple[float, float], wanted: int, far: floa
             f"{now.classes} held-out classes are too few for a FAR of {100 * far:g} %: one of "
             f"{math.ceil(1000 * least) / 10:g} % is the lowest that they can tell"
         )
-    level = int(kept[0])
-    threshold = _threshold(now.stranger, now.weight, nominal * LEVELS[level])
-    expected = 1 - (1 - float(left_out[level])) ** growth[0]
+    threshold = _threshold(now.stranger, now.weight, nominal * LEVELS[int(kept[0])])
     detected = (now.known >= threshold) & now.right
+    if detected.any():  # half-way to the next that is found: where all are far beyond, fewer strangers pass for nothing
+        threshold = (threshold + float(now.known[detected].min())) / 2
     found = float(now.weight @ detected)
+    passed = float(_left_out(now, np.array([float(now.weight @ (now.stranger >= threshold))]))[0])
+    expected = 1 - (1 - passed) ** growth[0]
     # The variance of FAR is taken where that many strangers are accepted, not the fewer of the chosen threshold.
-    accepted = now.stranger >= _threshold(now.stranger, now.weight, max(float(left_out[level]), nominal / 4))
+    accepted = now.stranger >= _threshold(now.stranger, now.weight, max(passed, nominal / 4))
     far_interval = _interval(expected, _variance(accepted, now, wanted) + _named_variance(accepted, now), now.classes)
     dir_interval = _interval(found * growth[1], _variance(detected, now, wanted) * growth[1] ** 2, now.classes)
     intercept, slope = _logistic(now, prior)
@@ -263,14 +265,22 @@ def _named_variance(accepted: npt.NDArray[np.bool_], trials: Trials) -> float:
 
 
 def _interval(mean: float, variance: float, classes: int) -> tuple[float, float]:
-    """The middle 90 % of a Beta distribution of this mean and variance, widened for few classes."""
+    """The middle 90 % of a Beta distribution of this mean and variance, widened for few classes.
+
+    None or all of C classes do not show a rate of 0 or 1: that one is 1/(4C) away is never excluded.
+    """
     z = 1.645
     wider = (1 + (z * z + 1) / (4 * (classes - 1))) ** 2  # of Student's t to the normal, to first order
     mean = min(max(mean, 1e-4), 1 - 1e-4)
-    variance = min(max(variance * wider, 1e-9), 0.9 * mean * (1 - mean))
+    variance = min(max(variance * wider, mean * (1 - mean) / (20 * classes)), 0.9 * mean * (1 - mean))
     size = mean * (1 - mean) / variance - 1
     drawn = np.random.default_rng(0).beta(mean * size, (1 - mean) * size, 20_000)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    edge = 1 / (4 * classes)
+    if mean < edge:
+        return 0.0, max(float(high), edge)
+    if mean > 1 - edge:
+        return min(float(low), 1 - edge), 1.0
     return float(low), float(high)
 
 
