@@ -91,6 +91,10 @@ def parser() -> argparse.ArgumentParser:
     search.add_argument("--rounds", type=int, default=3, metavar="N", help="(3)")
     search.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/search.csv")
 
+    identify = commands.add_parser("identify", help="who is it, or nobody: stated against measured, on new classes")
+    identify.add_argument("--features", type=Path, metavar="NPZ", help="embeddings and labels of CUB-200-2011")
+    identify.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/identify.csv")
+
     commands.add_parser("parity", help="every trunk as ONNX and TorchScript against PyTorch, for docs/export.md")
 
     serving = commands.add_parser("serving", help="requests to nearfar serve, over loopback")
@@ -199,6 +203,13 @@ def main(arguments: list[str] | None = None) -> int:
         warn_if_busy()
         stored = search.CSV if options.gallery == 100_000 and options.dimension == 512 else None
         search.measure(options.kind, options.gallery, options.dimension, options.rounds, options.out or stored)
+        return 0
+    if options.command == "identify":
+        from benchmarks import identify  # the embedded data are needed here alone
+
+        identify.measure(options.features, options.out or identify.CSV)
+        if options.out is None:
+            identify.write_table()
         return 0
     if options.command == "parity":
         from benchmarks import parity  # onnx is needed here alone

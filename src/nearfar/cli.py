@@ -24,6 +24,7 @@ COMMANDS = {
     "embed": "embed images with the model of a run, to a Parquet or npz file",
     "index": "index images for search: FAISS in a folder, or Milvus",
     "search": "find the indexed images that are nearest to pictures",
+    "identify": "say which enrolled class pictures are of, or that they are of none",
     "serve": "a page to search, and to see what the model gets wrong",
     "duplicates": "find near-identical images, above all between training and test images",
     "report": "write the report of a run anew: report.html, to be opened in a browser",
@@ -43,6 +44,7 @@ EXTRAS = {
     "embed": "retrieval",
     "index": "retrieval",
     "search": "retrieval",
+    "identify": "retrieval",
     "duplicates": "retrieval",
     "serve": "serve",
 }

@@ -11,6 +11,9 @@ from PIL import Image
 
 from nearfar.data.embedded import glyphs
 from nearfar.models import Embedder
+from nearfar.retrieval.encoder import Encoder
+from nearfar.training.held_out import HeldOut
+from nearfar.training.runs import Run
 from nearfar.training.train import train
 from tests.training.making import SMALL
 
@@ -32,7 +35,7 @@ def glyph_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def glyph_runs(glyph_folder, tmp_path_factory) -> list[Path]:
-    """A run of 60 steps, and the same with weights as they are before training."""
+    """A run of 60 steps, and the same with weights as they are before training. The first has held-out classes."""
     trained, untrained = (tmp_path_factory.mktemp("runs") / name for name in ("trained", "untrained"))
     options = {**SMALL, "size": 24, "framing": "stretch", "epochs": 1000, "quiet": True, "log_every": 50}
     with warnings.catch_warnings():
@@ -45,4 +48,8 @@ def glyph_runs(glyph_folder, tmp_path_factory) -> list[Path]:
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
     model.save(untrained)
+    pictures = sorted(glyph_folder.rglob("*.png"))
+    labels = np.unique([path.parent.name for path in pictures], return_inverse=True)[1]
+    vectors = Encoder.of_run(trained).embed(pictures)  # not held out; but who looks at the page cannot tell
+    HeldOut(vectors, labels, np.zeros(len(labels), np.int64), True).save(Run(trained))
     return [trained, untrained]

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 from starlette.testclient import TestClient
 
+from nearfar.evaluation import OpenSet
 from nearfar.imaging import load_image
 from nearfar.retrieval.index import About as AboutIndex
 from nearfar.retrieval.index import make_index
@@ -42,18 +43,29 @@ def photos(folder: Path, classes: int = 10, each: int = 6, noise: float = 30.0) 
     return made
 
 
-def served(folder: Path, key: str = "a", *, threshold: float | None = THRESHOLD, **options) -> ServedRun:
+PROMISE = OpenSet("template", 0.45, 0.01, 0.01, (0.0, 0.02), 0.9, (0.8, 0.95), 0.5, -4.0, 10.0, 10, 10, 30, 3.0)
+
+
+def promised(about, counts) -> OpenSet:
+    """A calibration that a child could make."""
+    return PROMISE
+
+
+def served(
+    folder: Path, key: str = "a", *, threshold: float | None = THRESHOLD, calibrate=promised, **options
+) -> ServedRun:
     """A run whose gallery is a folder of pictures; every name of a class ends with markup, which must do no harm."""
     pictures = [(path, f"{label} {HOSTILE}") for path, label in photos(folder / "photos", **options)]
-    about = AboutIndex(
+    kept = AboutIndex(
         "exact", "cosine", 16, "made", threshold=threshold and {"threshold": threshold, "precision": 0.95}
     )
-    index = make_index(folder / "index", about)
+    index = make_index(folder / "index", kept)
     with index.change() as change:
         ids, labels = zip(*pictures, strict=True)
         change.put(ids, np.concatenate([embed(path) for path in ids]), labels)
     gallery = Gallery(index, lambda image: image, folder / "added")
-    return ServedRun(key, About(f"made {key}", "CircleLoss", "photos", {"recall@1": 0.75}), embed, gallery)
+    about = About(f"made {key}", "CircleLoss", "photos", {"recall@1": 0.75})
+    return ServedRun(key, about, embed, gallery, calibrate=calibrate)
 
 
 def client(*runs: ServedRun, limits: Limits = FREE, token: str | None = TOKEN, **options) -> TestClient:

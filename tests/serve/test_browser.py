@@ -137,6 +137,37 @@ def test_upload_slider_and_both_runs(opened, server, glyph_folder) -> None:
     assert page.locator(".column").count() == 2
 
 
+def test_who_it_is(opened, server, glyph_folder) -> None:
+    """Named where there is evidence enough, none of them where there is not; and where it cannot be said, why."""
+    page, _, _ = opened
+    said = set()
+    for path in sorted(glyph_folder.rglob("*.png"))[::37]:
+        at(page, server, "#/search")
+        page.set_input_files("#file", str(path))
+        headers = {"Content-Type": "image/png"}
+        asked = page.request.post(f"{server.address}/api/runs/a/identify", data=path.read_bytes(), headers=headers)
+        found = asked.json()
+        who = page.locator(".column[data-run=a] .who.panel")
+        who.wait_for()
+        told = who.inner_text()
+        title = {"enrolled": found["who"], "unsure": f"Perhaps {found['nearest']}"}
+        assert told.startswith(title.get(found["verdict"], "None of the enrolled classes"))
+        assert f"{100 * found['probability']:.0f} %" in told and f"{found['nearest']} is at " in told
+        said.add(found["verdict"])
+        page.wait_for_selector(".column[data-run=b] .who:not(.panel)")
+        other = page.locator(".column[data-run=b] .who").inner_text()
+        assert other.startswith("Who it is cannot be said: not calibrated, because the run has kept no embeddings")
+        looks_right(page)
+    assert {"enrolled", "none"} <= said
+    who.locator("summary").click()
+    assert "that the model was not trained on" in who.inner_text()
+    looks_right(page)
+    page.locator(".column[data-run=a] .card > a").first.click()  # an image of the gallery, whose class is known
+    page.wait_for_url(re.compile("item="))
+    page.wait_for_selector(".column[data-run=a] .card[data-similarity]")
+    assert page.locator(".who").count() == 0
+
+
 def test_a_picture_while_the_examples_are_still_read(opened, server, glyph_folder) -> None:
     """What was asked before is forgotten, however far its answer had come."""
     page, _, _ = opened

@@ -153,10 +153,12 @@ zlib_object = zlib.decompressobj
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_are_refused_without_unpacking_them(asking, monkeypatch, bomb: str) -> None:
     unpacked = Unpacking(monkeypatch)
-    answer = asking.post("/api/runs/a/search", content=BOMBS[bomb])
-    assert answer.status_code == 422 and "the picture cannot be read" in answer.json()["detail"]
-    assert unpacked.pictures == [] and unpacked.bytes <= PngImagePlugin.MAX_TEXT_CHUNK
-    assert (unpacked.bytes > 0) == ("text" in bomb)  # where Pillow stops of itself
+    for address in ("search", "identify"):
+        unpacked.bytes = 0
+        answer = asking.post(f"/api/runs/a/{address}", content=BOMBS[bomb])
+        assert answer.status_code == 422 and "the picture cannot be read" in answer.json()["detail"]
+        assert unpacked.pictures == [] and unpacked.bytes <= PngImagePlugin.MAX_TEXT_CHUNK
+        assert (unpacked.bytes > 0) == ("text" in bomb)  # where Pillow stops of itself
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
@@ -191,7 +193,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_no_picture_is_refused(asking, run, what: str) -> None:
-    for address, headers in (("search", {}), ("items?label=x", bearer())):
+    for address, headers in (("search", {}), ("identify", {}), ("items?label=x", bearer())):
         answer = asking.post(f"/api/runs/a/{address}", content=WRONG[what], headers=headers)
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith("the picture cannot be read: ")
@@ -216,8 +218,9 @@ def test_damaged_pictures_never_harm(asking) -> None:
     "kind", ["text/html", "image/svg+xml", "multipart/form-data; boundary=x", "application/json", "x"]
 )
 def test_other_types_are_refused(asking, kind: str) -> None:
-    answer = asking.post("/api/runs/a/search", content=picture(), headers={"Content-Type": kind})
-    assert answer.status_code == 415 and "image/jpeg" in answer.json()["detail"]
+    for address in ("search", "identify"):
+        answer = asking.post(f"/api/runs/a/{address}", content=picture(), headers={"Content-Type": kind})
+        assert answer.status_code == 415 and "image/jpeg" in answer.json()["detail"]
 
 
 def test_what_is_kept_is_pixels_alone(tmp_path) -> None:
@@ -244,7 +247,8 @@ def test_pixels_are_limited_as_told() -> None:
 
 def test_large_bodies_are_refused(run) -> None:
     asking = client(run, limits=Limits(rate=None, upload_bytes=1000))
-    assert asking.post("/api/runs/a/search", content=bytes(1001)).status_code == 413
+    for address in ("search", "identify"):
+        assert asking.post(f"/api/runs/a/{address}", content=bytes(1001)).status_code == 413
     answer = asking.post(
         "/api/runs/a/search", content=(bytes(100) for _ in range(1000))
     )  # of a length that is not told
@@ -263,7 +267,8 @@ def test_who_asks_too_often_must_wait(run, monkeypatch) -> None:
     now[0] = 2.5
     assert [asking.get("/api/state").status_code for _ in range(4)] == [200] * 2 + [429] * 2
     asking = client(run, limits=Limits(rate=1.0, burst=12))  # a picture counts as ten
-    assert [asking.post("/api/runs/a/search", content=picture()).status_code for _ in range(2)] == [200, 429]
+    addresses = ("/api/runs/a/search", "/api/runs/a/identify")
+    assert [asking.post(address, content=picture()).status_code for address in addresses] == [200, 429]
 
 
 def test_clients_are_told_apart_and_forgotten(monkeypatch) -> None:
@@ -339,7 +344,8 @@ def test_names_that_point_here_are_not_enough(asking, host: str, allowed: bool) 
 )
 def test_pages_elsewhere_cannot_ask(asking, headers: dict[str, str], status: int) -> None:
     assert asking.get("/api/state", headers=headers).status_code == status
-    assert asking.post("/api/runs/a/search", content=picture(), headers=headers).status_code == status
+    for address in ("search", "identify"):
+        assert asking.post(f"/api/runs/a/{address}", content=picture(), headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(

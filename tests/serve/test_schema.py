@@ -17,6 +17,7 @@ ADDRESSES = {
     "GET /api/runs/{run}/classes": {200, 404},
     "GET /api/runs/{run}/items/{item}/picture": {200, 404},
     "POST /api/runs/{run}/search": {200, 404, 422},
+    "POST /api/runs/{run}/identify": {200, 404, 422},
     "GET /api/runs/{run}/items/{item}/neighbours": {200, 404},
     "GET /api/runs/{run}/mistakes": {200, 404},
     "GET /api/runs/{run}/thresholds": {200, 404},

@@ -20,6 +20,8 @@ identification.py, calibration.py
 class_calibration.py,            a threshold for classes never seen: what it promises, the pairs that it rests on, how
 class_pairs.py,                  far these can be trusted
 class_intervals.py
+enrolment.py, trials.py,         who is it, or nobody: classes with some pictures each, identification rehearsed on
+open_set.py                      held-out classes, and what follows for new ones
 diagnostics.py, spectrum.py      how an embedding lies in its space
 
 >>> import torch
@@ -43,6 +45,7 @@ from nearfar.evaluation.diagnostics import Diagnosis, diagnose
 from nearfar.evaluation.distributed import distributed_retrieval_metrics
 from nearfar.evaluation.hamming import pack_bits
 from nearfar.evaluation.identification import identification_metrics
+from nearfar.evaluation.open_set import OpenSet, calibrate_open_set
 from nearfar.evaluation.reranking import KReciprocal, augment_database, expand_queries
 from nearfar.evaluation.retrieval import rank_metrics, retrieval_metrics
 from nearfar.evaluation.templates import Templates, pool_templates
@@ -55,12 +58,14 @@ __all__ = [
     "KReciprocal",
     "Measured",
     "NotCalibratedError",
+    "OpenSet",
     "Roc",
     "Templates",
     "Threshold",
     "augment_database",
     "calibrate",
     "calibrate_on_classes",
+    "calibrate_open_set",
     "clustering_metrics",
     "compare",
     "diagnose",

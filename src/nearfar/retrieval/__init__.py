@@ -9,6 +9,7 @@ run ──► encoder.py     images to embeddings; the fingerprint that an index
              ▼
         build.py, calibration.py, recall.py    images into an index, its threshold, what an approximate one misses
         search.py, grid.py                     what is nearest to pictures, as a list and as a page
+        identify.py, identified.py             which enrolled class pictures are of, or none; of files and folders
         embed.py                               embeddings in a file
         duplicates.py, duplicates_page.py      near-identical images of a data set
 

@@ -22,7 +22,7 @@ import nearfar
 from nearfar.errors import NearfarError
 from nearfar.imaging import BrokenImageError
 from nearfar.retrieval.index import RetrievalError
-from nearfar.serve.api import changes, insight, items, search
+from nearfar.serve.api import changes, identify, insight, items, search
 from nearfar.serve.gallery import UnknownItemError
 from nearfar.serve.insight import NoInsightError
 from nearfar.serve.limits import BusyError, Limits, RateLimit, Slots
@@ -35,7 +35,7 @@ PAGE = {
     **{f"/{name}": name for name in ("style.css", "icon.svg")},
     **{
         f"/{name}.js": f"{name}.js"
-        for name in ("app", "api", "cards", "dom", "gallery", "map", "mistakes", "search", "threshold", "write")
+        for name in ("app", "api", "cards", "dom", "gallery", "map", "mistakes", "search", "threshold", "who", "write")
     },
 }
 """Every file of the page, by its address: nothing else is served."""
@@ -84,7 +84,7 @@ def create_app(
         Slots(limits.at_work, limits.waiting),
         Slots(limits.at_work, 5 * limits.waiting),
     )
-    for part in (items, search, insight, changes):
+    for part in (items, search, identify, insight, changes):
         app.include_router(part.router, prefix="/api")
     _add_page(app)
     _add_problems(app)
@@ -98,6 +98,8 @@ def _prepare(runs: Mapping[str, ServedRun]) -> None:
         with contextlib.suppress(NoInsightError):  # who asks will be told
             run.insight.judged()
             run.insight.flat_map()
+        with contextlib.suppress(NoInsightError):
+            run.identity.identifier()
 
 
 def _add_page(app: FastAPI) -> None:

@@ -13,6 +13,7 @@ from nearfar.imaging import Source
 from nearfar.report.markup import readable
 from nearfar.retrieval.index import Hit
 from nearfar.serve.gallery import Catalogue, Gallery, key_of, shown_name
+from nearfar.serve.identity import Calibrate, Identity, uncalibrated
 from nearfar.serve.images import checked, to_keep
 from nearfar.serve.insight import Evaluated, Insight
 from nearfar.serve.limits import Limits, Slots
@@ -39,9 +40,18 @@ class About:
 class ServedRun:
     """A run, ready to answer."""
 
-    def __init__(self, key: str, about: About, embed: Embed, gallery: Gallery, evaluated: Evaluated | None = None):
+    def __init__(
+        self,
+        key: str,
+        about: About,
+        embed: Embed,
+        gallery: Gallery,
+        evaluated: Evaluated | None = None,
+        calibrate: Calibrate = uncalibrated,
+    ):
         self.key, self.about, self.gallery = key, about, gallery
         self.insight = Insight(gallery, evaluated)
+        self.identity = Identity(gallery, calibrate)
         self._embed = embed
 
     def state(self) -> dict[str, Any]:
@@ -75,6 +85,20 @@ class ServedRun:
     def search_picture(self, content: bytes, k: int, most_pixels: int) -> dict[str, Any]:
         """The neighbours of a picture that was sent."""
         return self._embedded_and_searched(checked(content, most_pixels).content, k)
+
+    def identify_picture(self, content: bytes, most_pixels: int) -> dict[str, Any]:
+        """Which class a picture that was sent is of, or none."""
+        identifier, told = self.identity.answer(self._embed(checked(content, most_pixels).content))
+        names = {name: readable(value) for name, value in told.to_dict().items() if isinstance(value, str)}
+        found = identifier.calibration
+        return {
+            "run": self.key,
+            **told.to_dict(),
+            **names,
+            "classes": len(identifier.enrolled.names),
+            "calibration": None if found is None else found.to_dict(),
+            "why_not": identifier.why_not or None,
+        }
 
     def search_item(self, key: str, k: int) -> dict[str, Any]:
         """The neighbours of an image of the gallery."""

@@ -84,6 +84,40 @@ class Found(BaseModel):
     search_ms: float
 
 
+class Promise(BaseModel):
+    """What is expected of new classes; intervals hold for 90 % of galleries of so many classes."""
+
+    rule: Literal["template", "nearest"] = Field(description="Classes are the mean of their images, or the nearest.")
+    threshold: float = Field(description="similarity - runner_up_similarity / 2, from which on a class is named.")
+    wished: float = Field(description="The false accept rate that was asked for.")
+    far: float = Field(description="Pictures of other things that are taken for an enrolled class.")
+    far_interval: tuple[float, float]
+    dir: float = Field(description="Pictures of enrolled classes that are named, and rightly.")
+    dir_interval: tuple[float, float]
+    prior: float = Field(description="How likely a picture is of an enrolled class, for the probability.")
+    enrolled: int
+    rehearsed: int = Field(description="Classes that were enrolled where it was found out.")
+    classes: int = Field(description="Held-out classes that it rests on.")
+
+
+class Identified(BaseModel):
+    """Which class of the gallery a picture is of, or none."""
+
+    run: Literal["a", "b"]
+    verdict: Literal["enrolled", "unsure", "none", "uncalibrated"] = Field(
+        description="unsure: the nearest is more probable than not, but too little for the false accept rate."
+    )
+    who: str | None = Field(description="The class, if the verdict is enrolled.")
+    probability: float | None = Field(description="That the nearest class is right.")
+    nearest: str
+    similarity: float
+    runner_up: str | None
+    runner_up_similarity: float | None
+    classes: int = Field(description="Of the gallery.")
+    calibration: Promise | None
+    why_not: str | None = Field(description="Why it is not calibrated.")
+
+
 class Items(BaseModel):
     """A part of the gallery."""
 

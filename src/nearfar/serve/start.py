@@ -9,6 +9,7 @@ import threading
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.gallery import Pictures, gallery_for, gallery_of
+from nearfar.retrieval.identify import FAR, PRIOR, calibration_of
 from nearfar.retrieval.index import Index, index_exists, make_index
 from nearfar.retrieval.search import index_of, open_for
 from nearfar.serve.app import create_app
@@ -130,7 +132,9 @@ def open_run(key: str, run: Run, index: str | None = None, device: str = "cpu") 
         with computing:  # one at a time uses all cores
             return encoder.embed([picture])
 
-    return ServedRun(key, about, embed, Gallery(opened, source, run.folder / ADDED), evaluated_of(run))
+    calibrate = partial(calibration_of, run, far=FAR, prior=PRIOR)
+    gallery = Gallery(opened, source, run.folder / ADDED)
+    return ServedRun(key, about, embed, gallery, evaluated_of(run), calibrate)
 
 
 def _build(run: Run, encoder: Encoder, where: str) -> Index:

@@ -46,7 +46,7 @@ def held_out_of(run: Run) -> HeldOut | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             return HeldOut(kept["embeddings"], kept["labels"], kept["fold"], bool(kept["open_set"]))
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RunError(f"{path} is damaged ({error}): remove it; thresholds can then not be found anew") from error

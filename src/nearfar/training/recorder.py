@@ -24,6 +24,8 @@ from nearfar.training.progress import Display
 from nearfar.training.runs import Curves, Run
 from nearfar.training.world import World
 
+EPOCHS_APART = 10.0  # seconds, before the end of an epoch is worth a checkpoint: heads have many in a second
+
 
 class Recorder:
     """Watches a learner (`Observer`), and writes what the run folder holds of it.
@@ -95,19 +97,18 @@ class Recorder:
         elif self.display.due():
             self.display.step(learner.done, learner.total_steps, {"loss": float(step.loss)})
         # One process may be told to stop, and clocks differ: what all do, they agree on.
+        state = self.stream.loader.state_dict()
+        ends = state["position"] == 0  # an epoch
         late = self.deadline is not None and time.monotonic() > self.deadline
         due, self.stopping, self.out_of_time = self.world.any(
-            self.world.first and self._due(learner.done), self.stopping, late and not last
+            self.world.first and self._due(learner.done, ends), self.stopping, late and not last
         )
-        state = self.stream.loader.state_dict()
         last = last or self.out_of_time
         self.look(learner)
-        if state["position"] == 0 or last:
-            if last or state["epoch"] % self.config.evaluation.every == 0:
-                self.evaluate(learner)
-                self._consult(learner, step)
-            self.save(learner)
-        elif due or self.stopping:
+        if last or (ends and state["epoch"] % self.config.evaluation.every == 0):
+            self.evaluate(learner)
+            self._consult(learner, step)
+        if last or due or self.stopping:
             self.save(learner)
         if self.stopping or self.out_of_time:
             learner.trainer.should_stop = True
@@ -192,11 +193,12 @@ class Recorder:
                 self._warned.add(kind)
                 self.display.note(f"batch doctor: {warning}")
 
-    def _due(self, done: int) -> bool:
+    def _due(self, done: int, ends: bool) -> bool:
+        """Whether to save; `ends` says that an epoch does."""
         every = self.config.checkpoints
         if every.steps is not None:
-            return done % every.steps == 0
-        return time.monotonic() - self._saved > every.seconds
+            return ends or done % every.steps == 0
+        return time.monotonic() - self._saved > (min(EPOCHS_APART, every.seconds) if ends else every.seconds)
 
     def save(self, learner: Learner) -> None:
         """Keep everything that later steps depend on."""

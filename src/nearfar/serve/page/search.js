@@ -3,6 +3,7 @@ import { get, picture, runOf, searched, sendPicture, several, store } from "./ap
 import { card } from "./cards.js";
 import { $, count, el, failure, message, named, plural, skeletons, toast } from "./dom.js";
 import { onThreshold, showThresholds, thresholdOf } from "./threshold.js";
+import { who } from "./who.js";
 
 const K = 24;
 const EXAMPLES = 12;
@@ -63,10 +64,17 @@ export async function showSearch(parameters) {
         : await get(`runs/${run}/items/${item}/neighbours`, { k: K, of: several() ? from : null }, signal);
       if (found.query) showQuery(picture(from, item, 384), `${named(found.query.label)} · ${found.query.name}`, `The query: ${named(found.query.label)}`);
       columns[place].fill(found);
+      if (own && found.neighbours.some((one) => one.label !== null)) await identify(run, own, columns[place], signal);
     } catch (error) {
       if (error.name !== "AbortError") columns[place].fail(error, () => showSearch(parameters));
     }
   }));
+}
+
+/** Above what was found, who it is; a search is good without it. */
+async function identify(run, own, column, signal) {
+  const found = await sendPicture(`runs/${run}/identify`, {}, own.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
+  if (found) column.tell(who(found));
 }
 
 function showQuery(address, words, alternative) {
@@ -95,6 +103,10 @@ function column(run) {
       const model = found.model_ms ? `embedded in ${found.model_ms.toFixed(0)} ms, ` : "";
       times.textContent = `${model}searched ${plural(about.images, "image")} in ${found.search_ms.toFixed(1)} ms`;
       judge(whole);
+    },
+    tell(answer) {
+      whole.querySelector(".who")?.remove();
+      head.after(answer);
     },
     fail(error, again) {
       whole.removeAttribute("aria-busy");

@@ -1,0 +1,131 @@
+"""`nearfar identify`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nearfar.retrieval.identified import Identified, Score
+    from nearfar.retrieval.identify import Identifier
+
+
+def run(words: Sequence[str]) -> int:
+    """Say which enrolled class pictures are of, or that they are of none."""
+    options = _parser().parse_args(words)
+    from nearfar.models.extraction import progress_bar
+    from nearfar.retrieval.encoder import Encoder
+    from nearfar.retrieval.identified import asked_for, identify, scored, write_csv
+    from nearfar.retrieval.identify import Identifier
+    from nearfar.retrieval.search import index_of, open_for
+    from nearfar.training.runs import Run
+
+    pictures = asked_for(options.pictures)
+    folder = Run(options.run)
+    encoder = Encoder.of_run(folder, options.device)
+    index = open_for(encoder, index_of(options.run, options.index))
+    try:
+        identifier = Identifier.of(index, folder, far=options.far, prior=options.prior)
+        with progress_bar(sys.stderr.isatty(), len(pictures)) as advance:
+            found = identify(identifier, encoder, pictures, advance=advance)
+    finally:
+        index.close()
+    score = scored(found, identifier.enrolled.names)
+    if options.csv:
+        write_csv(found, options.csv)
+    if options.json:
+        calibration = None if identifier.calibration is None else identifier.calibration.to_dict()
+        answers = [one.to_dict() for one in found]
+        told = {"calibration": calibration, "not_calibrated": identifier.why_not or None, "answers": answers}
+        print(json.dumps({**told, "folders": None if score is None else vars(score)}, indent=2))
+    else:
+        _print(identifier, found, score)
+    return 0 if any(one.answer for one in found) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nearfar identify",
+        description="Say which of the enrolled classes pictures are of, or that they are of none of them. Classes are "
+        "enrolled by indexing their images, a folder for each class: nearfar index RUN FOLDER.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, or folders of them")
+    parser.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    parser.add_argument(
+        "--far",
+        type=float,
+        default=0.01,
+        metavar="F",
+        help="the share of pictures of things that are not enrolled that may be taken for one (0.01)",
+    )
+    parser.add_argument(
+        "--prior",
+        type=float,
+        default=0.5,
+        metavar="P",
+        help="how likely a picture is of an enrolled class, for the probabilities (0.5)",
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write a table of the answers, too")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    return parser
+
+
+def _print(identifier: "Identifier", found: "Sequence[Identified]", score: "Score | None") -> None:
+    from nearfar.retrieval.identify import in_words
+
+    enrolled, calibration = identifier.enrolled, identifier.calibration
+    images = int(enrolled.counts.sum())
+    print(f"{identifier.index.where}: {len(enrolled.names):,} classes of {images:,} images")
+    print(in_words(calibration) if calibration else f"not calibrated, because {identifier.why_not}")
+    print()
+    print(_table(found, calibrated=calibration is not None))
+    for one in found:
+        if one.answer is None:
+            print(f"! {one.asked.shown} cannot be read: {one.problem}")
+    if score is not None:
+        print(_in_words(score, calibrated=calibration is not None))
+
+
+def _table(found: "Sequence[Identified]", *, calibrated: bool) -> str:
+    head = ("picture", "who", "probability", "nearest", "", "runner-up", "")
+    rows = [head] + [_cells(one) for one in found if one.answer is not None]
+    kept = [column for column in range(len(head)) if calibrated or column not in (1, 2)]
+    width = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    right = (2, 4, 6)  # numbers stand below each other
+    lines = [
+        "  ".join(row[c].rjust(width[c]) if c in right else row[c].ljust(width[c]) for c in kept).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines) if len(rows) > 1 else "no picture could be read"
+
+
+def _cells(one: "Identified") -> tuple[str, ...]:
+    from nearfar.report.markup import readable
+
+    answer = one.answer
+    assert answer is not None
+    nearest = readable(answer.nearest)
+    who = {"enrolled": nearest, "unsure": f"perhaps {nearest}"}.get(answer.verdict, "none of them")
+    probability = "" if answer.probability is None else f"{answer.probability:.1%}".replace("%", " %")
+    second = ("", "")
+    if answer.runner_up is not None:
+        second = readable(answer.runner_up), f"{answer.runner_up_similarity:.3f}"
+    return readable(one.asked.shown), who, probability, nearest, f"{answer.similarity:.3f}", *second
+
+
+def _in_words(score: "Score", *, calibrated: bool) -> str:
+    def share(part: int, whole: int) -> str:
+        return f"{part:,} ({part / whole:.0%})".replace("%", " %")
+
+    verb = "named rightly" if calibrated else "nearest to their class"
+    text = f"\nOf {score.known:,} pictures in folders of enrolled classes, {share(score.right, score.known)} are {verb}"
+    if calibrated:
+        text += f", {score.wrong:,} wrongly, and {score.missed:,} are not named"
+    if score.strangers and calibrated:
+        text += f"; of {score.strangers:,} in other folders, {share(score.taken, score.strangers)} are named, wrongly"
+    if score.themselves:
+        text += f".\n{score.themselves:,} are enrolled themselves, and were judged by the others of their class"
+    return f"{text}."

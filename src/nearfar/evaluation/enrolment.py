@@ -1,0 +1,87 @@
+"""Classes that are enrolled, each with some pictures, and how like them another picture is.
+
+    template:  s_c(x) = x · normalize( Σ_{i in c} e_i )      nearest:  s_c(x) = max_{i in c} x · e_i
+
+for unit vectors x and e_i. A template, one vector for the class, is the better the more its pictures look alike; the
+nearest picture suits classes that look different from different sides. The *evidence* for the best class is
+
+    v = s_1 − ½ s_2
+
+its score less half the runner-up's: what is like two enrolled classes is likely to be neither.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+Rule = Literal["template", "nearest"]
+RULES: tuple[Rule, ...] = ("template", "nearest")
+RUNNER_UP = 0.5
+"""The runner-up's part in the evidence. On photographs of birds and on glyphs, a half finds more at false accept rates
+of 1 % and 10 % than none of it or all of it; and the threshold then hardly depends on the number of classes.
+"""
+
+
+class Best(NamedTuple):
+    """Of each probe the best class and the runner-up: (P,) places among the classes, and their scores.
+
+    With one class alone, the runner-up is -1, and its score 0.
+    """
+
+    place: Integers
+    score: Floats
+    runner_up: Integers
+    runner_up_score: Floats
+
+    @property
+    def evidence(self) -> Floats:
+        """s_1 − ½ s_2."""
+        return evidence(self.score, self.runner_up_score)
+
+
+def evidence(score: Floats, runner_up_score: Floats) -> Floats:
+    """v = s_1 − ½ s_2."""
+    return np.asarray(score - np.float32(RUNNER_UP) * runner_up_score, np.float32)
+
+
+def templates(vectors: Floats, places: Integers, classes: int) -> Floats:
+    """(classes, D): the sum of the unit vectors of each class, of unit length again; zero where they cancel.
+
+    Args:
+        vectors: (N, D), of unit length.
+        places: (N,) the class of each, from 0 to classes − 1.
+    """
+    sums = np.zeros((classes, vectors.shape[1]), np.float64)
+    np.add.at(sums, places, vectors)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.asarray(sums / np.where(lengths > 0, lengths, 1), np.float32)
+
+
+def class_scores(probes: Floats, vectors: Floats, places: Integers, classes: int, rule: Rule) -> Floats:
+    """(P, classes): how like each class each probe is. Every class has a picture.
+
+    Args:
+        probes: (P, D), vectors: (N, D), all of unit length.
+        places: (N,) the class of each vector.
+    """
+    if rule == "template":
+        return probes @ templates(vectors, places, classes).T
+    order = np.argsort(places, kind="stable")
+    starts = np.searchsorted(places[order], np.arange(classes))
+    return np.asarray(np.maximum.reduceat(probes @ vectors[order].T, starts, axis=1), np.float32)
+
+
+def best(scores: Floats) -> Best:
+    """The two highest of each row of scores (P, G), G at least 1."""
+    rows = np.arange(len(scores))
+    first = scores.argmax(1)
+    score = scores[rows, first]
+    if scores.shape[1] == 1:
+        return Best(first, score, np.full(len(scores), -1), np.zeros(len(scores), np.float32))
+    rest = scores.copy()
+    rest[rows, first] = -np.inf
+    second = rest.argmax(1)
+    return Best(first, score, second, rest[rows, second])
