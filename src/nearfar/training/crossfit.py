@@ -112,7 +112,8 @@ def _looks(
         looks: dict[int, list[str]] = {0: ["start"]}
         for name, fraction in FRACTIONS.items():  # of a handful of steps, several fractions may be one
             looks.setdefault(max(1, round(fraction * part.total_steps)), []).append(name)
-        fit(fold, part, display, world, looks=looks, deadline=deadline, whole=run)
+        trainings = prepared.parts.folds + 1 if number == 0 else 1  # which is told once
+        fit(fold, part, display, world, looks=looks, deadline=deadline, whole=run, trainings=trainings)
     world.wait()
     assert own.val is not None
     found: dict[str, Floats] = {}

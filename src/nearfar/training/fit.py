@@ -50,6 +50,7 @@ def fit(
     looks: Mapping[int, Sequence[str]] | None = None,
     deadline: float | None = None,
     whole: Run | None = None,
+    trainings: int = 1,
 ) -> Fitted:
     """Take the steps that are left.
 
@@ -60,6 +61,7 @@ def fit(
             best step by them.
         deadline: when to end at the latest, by `time.monotonic`, whatever is left to do.
         whole: the run that this is a fold of, which messages name.
+        trainings: like this one, that the whole run consists of.
     """
     config, embedder, whole = prepared.config, prepared.embedder, whole or run
     until = prepared.total_steps if until is None else until
@@ -78,7 +80,7 @@ def fit(
     test = prepared.parts.test if config.evaluation.watch_test else None
     stream = Stream(prepared.loader, left)
     recorder = Recorder(run, config, stream, prepared.parts.val, test, display, loggers, state, world, until, looks)
-    recorder.deadline = deadline
+    recorder.deadline, recorder.trainings = deadline, trainings
     try:
         learner = Learner(embedder, prepared.loss, config, prepared.total_steps, recorder, world)
         if state is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nearfar.data import Table
+from nearfar.durations import duration
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
 from nearfar.training.doctor import diagnose_batch
@@ -24,6 +25,8 @@ from nearfar.training.progress import Display
 from nearfar.training.runs import Curves, Run
 from nearfar.training.world import World
 
+ESTIMATED_AFTER = 5  # steps
+LONG = 30 * 60  # seconds
 EPOCHS_APART = 10.0  # seconds, before the end of an epoch is worth a checkpoint: heads have many in a second
 
 
@@ -66,6 +69,8 @@ class Recorder:
         self.evaluated = -1 if state is None else state["evaluated"]  # step of the last validation
         self.stopping = self.out_of_time = False
         self.deadline: float | None = None  # by time.monotonic
+        self.trainings = 1  # such as this one, that the run consists of
+        self._steps = 0  # of this process
         self._seconds = 0.0 if state is None else state["seconds"]  # of training before this process
         self._began = self._saved = time.monotonic()
         self._epoch: int | None = None
@@ -92,6 +97,9 @@ class Recorder:
 
     def after_step(self, learner: Learner, step: Step) -> None:
         last = learner.done == (self.until or learner.total_steps)
+        self._steps += 1
+        if self._steps == ESTIMATED_AFTER and self.deadline is None:
+            self._estimate(learner)
         if (learner.done % self.config.log_every == 0 or last) and self.world.first:
             self._log(learner, step)
         elif self.display.due():
@@ -112,6 +120,13 @@ class Recorder:
             self.save(learner)
         if self.stopping or self.out_of_time:
             learner.trainer.should_stop = True
+
+    def _estimate(self, learner: Learner) -> None:
+        """Say how long it will take, if that is long."""
+        each = (time.monotonic() - self._began) / self._steps
+        seconds = each * ((self.until or learner.total_steps) * self.trainings - learner.done)
+        if seconds > LONG:
+            self.display.note(f"this will take about {duration(seconds)}. To end sooner: nearfar train --budget 30min")
 
     def _log(self, learner: Learner, step: Step) -> None:
         loss = float(step.loss)
