@@ -115,7 +115,7 @@ def parts_of_table(run: Run) -> Any:
 
 @pytest.mark.parametrize("kept", ["features", "start", "trained"])
 def test_the_kept_model_is_the_one_that_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
-    monkeypatch.setattr(crossfit, "best_of", lambda values: kept if kept in values else max(values, key=values.get))
+    monkeypatch.setattr(crossfit, "chosen", lambda measured, metric: kept)
     table = features()
     run = train(table, out=str(tmp_path / "run"), epochs=3, quiet=True, batch_size=16, accelerator="cpu")
     test, model = table.split("test"), Embedder.load(run.folder)
@@ -131,7 +131,7 @@ def test_the_kept_model_is_the_one_that_was_chosen(tmp_path: Path, monkeypatch: 
 
 
 def test_a_wished_dimension_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossfit, "best_of", lambda values: "features" if "features" in values else "trained")
+    monkeypatch.setattr(crossfit, "chosen", lambda measured, metric: "features")
     run = train(features(), out=str(tmp_path / "run"), epochs=2, dimension=4, quiet=True, accelerator="cpu")
     assert run.metrics["kept"] == "trained" and Embedder.load(run.folder).dimension == 4
 
@@ -196,6 +196,17 @@ def test_the_verdict() -> None:
     said = verdict("features", {"features": features, "trained": worse}, {"features": 0.5, "trained": 0.4}, "map@r", "")
     assert said.startswith("Training did not help: the pretrained features are kept")
     assert "the pretrained features 50.0%, the trained model 40.0%" in said
+
+
+def test_the_features_are_left_for_what_is_surely_better_alone() -> None:
+    rng = np.random.default_rng(0)
+    labels, base = np.repeat(np.arange(20), 2).tolist(), rng.uniform(0.2, 0.4, 40)
+    features = measured(base.tolist(), labels)
+    better, luckier = (measured((base + d + rng.normal(0, 0.05, 40)).tolist(), labels) for d in (0.1, 0.005))
+    assert candidates.chosen({"features": features, "trained": better}, "map@r") == "trained"
+    assert luckier.metrics["map@r"] > features.metrics["map@r"]
+    assert candidates.chosen({"features": features, "trained": luckier}, "map@r") == "features"
+    assert candidates.chosen({"start": features, "trained": luckier}, "map@r") == "trained"  # there are no features
 
 
 def test_intervals_are_over_classes() -> None:

@@ -20,6 +20,7 @@ from nearfar.training.defaults import is_pretrained
 from nearfar.training.measure import Floats, measure
 from nearfar.training.world import World
 
+SURE = 0.9  # confidence of the interval over held-out classes that has to lie above the features
 CANDIDATES = {
     "features": "the pretrained features",
     "start": "the model as it starts",
@@ -82,15 +83,29 @@ class Measured:
         return {name: _interval(values, self.labels) for name, values in self.queries.items()}
 
 
-def _interval(values: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
+def _interval(
+    values: NDArray[np.float64], labels: NDArray[np.int64], confidence: float = CONFIDENCE
+) -> tuple[float, float]:
     used = ~np.isnan(values)
-    low, high = intervals(values[used, None], groups=labels[used])[0]
+    low, high = intervals(values[used, None], groups=labels[used], confidence=confidence)[0]
     return float(low), float(high)
 
 
 def best_of(values: Mapping[str, float]) -> str:
     """The name of the largest value; of equals, the first."""
     return max(values, key=lambda name: values[name])
+
+
+def chosen(measured: Mapping[str, Measured], metric: str) -> str:
+    """What is kept, by the held-out rows: the best candidate, if it is better than the pretrained features beyond what
+    the choice of classes explains. Whoever takes the best of several by chance ends below what there was.
+    """
+    best = best_of({name: found.metrics[metric] for name, found in measured.items()})
+    if "features" not in measured or best == "features":
+        return best
+    difference = measured[best].queries[metric] - measured["features"].queries[metric]
+    low, _ = _interval(difference, measured["features"].labels, SURE)
+    return best if low > 0 else "features"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from nearfar.training.candidates import Measured, best_of, features_alone, on_cached_features
+from nearfar.training.candidates import Measured, best_of, chosen, features_alone, on_cached_features
 from nearfar.training.fit import fit
 from nearfar.training.held_out import HeldOut
 from nearfar.training.measure import Floats, embed
@@ -71,15 +71,16 @@ def cross_fit(run: Run, prepared: Prepared, display: Display, world: World, dead
     values = {name: found.metrics[metric] for name, found in measured.items()}
     trained = best_of({name: values[name] for name in FRACTIONS})
     values = {name: values[name] for name in ("features", "start") if name in values} | {"trained": values[trained]}
-    kept = "trained" if config.evaluation.keep == "trained" else best_of(values)
-    chosen = trained if kept == "trained" else kept
-    choice = Choice(kept, FRACTIONS[trained], values, measured[chosen].metrics)
+    compared = {name: measured[trained if name == "trained" else name] for name in values}
+    kept = "trained" if config.evaluation.keep == "trained" else chosen(compared, metric)
+    look = trained if kept == "trained" else kept
+    choice = Choice(kept, FRACTIONS[trained], values, measured[look].metrics)
     if world.first:
         # The pretrained features are the same network in every fold: all classes may be compared with each other.
-        models = [0 if chosen == "features" else number for number in range(parts.folds)]
-        fold = np.concatenate([np.full(len(x), model) for model, x in zip(models, looks[chosen], strict=True)])
+        models = [0 if look == "features" else number for number in range(parts.folds)]
+        fold = np.concatenate([np.full(len(x), model) for model, x in zip(models, looks[look], strict=True)])
         labels = np.concatenate([table.labels for table in tables if table is not None])
-        HeldOut(np.concatenate(looks[chosen]), labels, fold, parts.open_set).save(run)
+        HeldOut(np.concatenate(looks[look]), labels, fold, parts.open_set).save(run)
         run.write_metrics({"choice": asdict(choice)})
         run.forget_folds()
     world.wait()

@@ -12,7 +12,7 @@ import numpy as np
 from nearfar.data import Table
 from nearfar.models import Embedder
 from nearfar.training import thresholds
-from nearfar.training.candidates import Measured, best_of, features_alone, gain, on_cached_features, verdict
+from nearfar.training.candidates import Measured, chosen, features_alone, gain, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import Choice
 from nearfar.training.fit import Fitted
@@ -152,11 +152,11 @@ def _chosen(
         return "trained", {}, None
     config, metric = candidates.config, candidates.config.evaluation.metric
     embeddings = {name: candidates.embed(name, parts.val, world, display) for name in candidates.names}
-    found = {name: Measured.of(x, parts.val, config, world).metrics for name, x in embeddings.items()}
-    values = {name: float(metrics[metric]) for name, metrics in found.items() if metric in metrics}
+    found = {name: Measured.of(x, parts.val, config, world) for name, x in embeddings.items()}
+    values = {name: float(own.metrics[metric]) for name, own in found.items() if metric in own.metrics}
     kept = "trained"
     if config.evaluation.keep == "best" and "trained" in values:
-        kept = best_of(values)
+        kept = chosen(found, metric)
     held_out = HeldOut(embeddings[kept], parts.val.labels, np.zeros(len(parts.val), np.int64), parts.open_set)
     if world.first:
         held_out.save(run)
