@@ -250,7 +250,6 @@ def test_rows_are_appended_and_the_newest_counts(tmp_path: Path) -> None:
 
 def test_tables_and_charts_come_from_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks import tables
 
     csv = tmp_path / "rows.csv"
     some = {"p50_ms": 10.0, "limit_ms": 8.0, "ratio": 1.25, "peak_mb": 31.4}
@@ -261,11 +260,11 @@ def test_tables_and_charts_come_from_the_rows(tmp_path: Path, capsys: pytest.Cap
         results.append(row(case, "CircleLoss", "dense", status="out of memory"), csv)
     readme, docs = tmp_path / "README.md", tmp_path / "docs" / "benchmarks.md"
     docs.parent.mkdir()
-    docs.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    docs.write_text(f"before\n{'<!-- benchmark:begin -->'}\nold\n{'<!-- benchmark:end -->'}\nafter\n")
     readme.write_text("no place")
     assert main(["tables", "--csv", str(csv), "--root", str(tmp_path)]) == 1
     assert "README.md has no" in capsys.readouterr().err
-    readme.write_text(f"before\n{tables.BEGIN}{tables.END}\nafter\n")
+    readme.write_text(f"before\n{'<!-- benchmark:begin -->'}{'<!-- benchmark:end -->'}\nafter\n")
     assert main(["tables", "--csv", str(csv), "--root", str(tmp_path)]) == 0
     text = readme.read_text()
     assert text.startswith("before\n") and text.endswith("after\n")

@@ -190,7 +190,7 @@ MISTAKES = [
     ("serve run --max-upload nan", "--max-upload must be positive"),
     ("duplicates photos --backbone nothing", "there is no trunk 'nothing'"),
     ("export run --rows 0", "rows says on how many, at least 1"),
-    ("compare photos --budget .", "'.' is no time"),
+    ("compare photos --budget .", "--budget . is no time"),
     ("compare photos --trials x", "trials must be a whole number"),
     ("plan --classes 10 --link 0", "link=0.0 must be positive"),
     (f"{TRAIN} --epochs x", "epochs must be a whole number, not 'x'"),

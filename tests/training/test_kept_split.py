@@ -187,7 +187,7 @@ def test_splits_of_what_is_not_files(tmp_path: Path) -> None:
     assert kept.match(table, found).parts().test is not None
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["export", "--format", "safetensors"]])
+@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["export", "--format", "safetensors"], ["index"]])
 def test_commands_say_what_has_changed(
     run: Run, data: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

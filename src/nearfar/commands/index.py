@@ -20,7 +20,7 @@ def run(words: Sequence[str]) -> int:
     from nearfar.retrieval.gallery import are_files, gallery_for
     from nearfar.retrieval.index import index_exists, make_index, open_index
     from nearfar.retrieval.search import index_of
-    from nearfar.training.kept_split import parts_of
+    from nearfar.training.kept_split import changes_in
     from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
@@ -32,9 +32,6 @@ def run(words: Sequence[str]) -> int:
     if adds:
         allowed, display = options.max_broken, Display()
         gallery = gallery_for(found.config.data, options.data, options.split, max_broken=allowed, display=display)
-        if not options.data:
-            for note in parts_of(found).notes:
-                display.note(f"note: {note}")
     new = adds and (options.rebuild or not index_exists(where))
     calibrates = new or options.far is not None or options.precision is not None
     goal = {name: getattr(options, name) for name in ("far", "precision", "share")}
@@ -50,6 +47,7 @@ def run(words: Sequence[str]) -> int:
         if calibrates and not new:
             index.set_threshold(threshold)
         result |= _described(index)
+        result["notes"] = changes_in(found) if adds and not options.data else ()
     finally:
         index.close()
     if options.json:
@@ -131,6 +129,8 @@ def _print(result: dict[str, Any]) -> None:
         print(f"{done}; {result['seconds']:.1f} s")
     if "removed" in result:
         print(f"{result['removed']:,} removed")
+    for note in result["notes"]:
+        print(f"note: {note}")
     if result["recall"] is not None:
         print(Recall(**result["recall"]))
     print(described(result["threshold"]))

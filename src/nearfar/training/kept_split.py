@@ -233,6 +233,11 @@ def parts_of(run: Run, advance: Callable[[int], None] | None = None) -> Parts:
     return match_of(run, advance).parts() if (run.folder / FILE_NAME).is_file() else _made_anew(run, advance)
 
 
+def changes_in(run: Run) -> tuple[str, ...]:
+    """What has changed in a run's own data since it began; nothing is known of runs that kept no split."""
+    return tuple(match_of(run).notes()) if (run.folder / FILE_NAME).is_file() else ()
+
+
 def match_of(run: Run, advance: Callable[[int], None] | None = None) -> Match:
     """The rows of a run's own data as they are now, against its split."""
     kept = KeptSplit.load(run)
