@@ -93,7 +93,7 @@ def test_what_is_for_users_is_one_line(
     ("error", "message"),
     [
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "x.jpg"), "No such file or directory: 'x.jpg'"),
-        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), "Permission denied: '/root/x'"),
+        (PermissionError(errno.EACCES, "Permission denied", "/home/x"), "Permission denied: '/home/x'"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (ModuleNotFoundError("No module named 'faiss'", name="faiss"), "pip install 'nearfar[training]'"),
         (MemoryError(), "out of memory (MemoryError)"),
