@@ -24,6 +24,7 @@ from nearfar.training.timing import Costs, Counts, counted, lower_part, measured
 SAFETY = 0.8  # of the time that is left is planned with: steps may turn out slower than the one that was timed
 RESERVED, RESERVED_SHARE = 10.0, 0.06  # seconds, and share of the budget: to measure, and to write the report
 SMALLEST = 96  # pixels
+FOR_FEATURES = 0.75  # share of the time: a head on them is trained in seconds, and smaller images cost much quality
 WAYS = {"everything": "the whole network", "upper": "the upper blocks", "head": "the head, on cached features"}
 
 
@@ -104,12 +105,12 @@ class Budget:
         return replace(config, model=model, data=replace(config.data, folds=chosen.folds), epochs=epochs)
 
     def _sized(self, config: TrainConfig, seconds: float, parts: Parts, display: Display) -> TrainConfig:
-        """Smaller images where the features of all of them would take more than half of the time."""
+        """Smaller images where the features of all of them would take too much of the time."""
         left = self.deadline - self._clock()
         size = build_embedder(resolve(config, parts.train, parts.fewest_to_train_on)).preprocess.size
-        if seconds <= left / 2 or config.data.size is not None or not isinstance(size, int):
+        if seconds <= FOR_FEATURES * left or config.data.size is not None or not isinstance(size, int):
             return config
-        smaller = max(SMALLEST, int(size * (left / 2 / seconds) ** 0.5) // 16 * 16)
+        smaller = max(SMALLEST, int(size * (FOR_FEATURES * left / seconds) ** 0.5) // 16 * 16)
         display.note(f"budget {self.text}: images of {smaller} pixels instead of {size}")
         return replace(config, data=replace(config.data, size=smaller))
 

@@ -20,7 +20,7 @@ from nearfar.training.defaults import is_pretrained
 from nearfar.training.measure import Floats, measure
 from nearfar.training.world import World
 
-SURE = 0.9  # confidence of the interval over held-out classes that has to lie above the features
+ONE_ERROR = 0.68  # confidence of an interval of one standard error to either side
 CANDIDATES = {
     "features": "the pretrained features",
     "start": "the model as it starts",
@@ -97,14 +97,14 @@ def best_of(values: Mapping[str, float]) -> str:
 
 
 def chosen(measured: Mapping[str, Measured], metric: str) -> str:
-    """What is kept, by the held-out rows: the best candidate, if it is better than the pretrained features beyond what
-    the choice of classes explains. Whoever takes the best of several by chance ends below what there was.
+    """What is kept, by the held-out rows: the best candidate, if it is better than the pretrained features by more than
+    one standard error over classes. The best of several is often so by luck, and the features are there already.
     """
     best = best_of({name: found.metrics[metric] for name, found in measured.items()})
     if "features" not in measured or best == "features":
         return best
     difference = measured[best].queries[metric] - measured["features"].queries[metric]
-    low, _ = _interval(difference, measured["features"].labels, SURE)
+    low, _ = _interval(difference, measured["features"].labels, ONE_ERROR)
     return best if low > 0 else "features"
 
 
@@ -141,7 +141,9 @@ def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, 
     shown = ", ".join(f"{name} {held_out[key]:.1%}" for key, name in CANDIDATES.items() if key in held_out)
     chosen = f" ({metric} on held-out classes: {shown})" if shown else ""
     if kept != "trained":
-        return f"Training did not help: {CANDIDATES[kept]} {'are' if kept == 'features' else 'is'} kept{chosen}."
+        better = held_out.get("trained", 0.0) > held_out.get(kept, 0.0)
+        what = "Held-out classes cannot tell whether training helped" if better else "Training did not help"
+        return f"{what}: {CANDIDATES[kept]} {'are' if kept == 'features' else 'is'} kept{chosen}."
     found = gain(kept, measured, metric)
     if found is None:
         return f"The trained model is kept{chosen}."

@@ -157,7 +157,11 @@ def _chosen(
     kept = "trained"
     if config.evaluation.keep == "best" and "trained" in values:
         kept = chosen(found, metric)
-    held_out = HeldOut(embeddings[kept], parts.val.labels, np.zeros(len(parts.val), np.int64), parts.open_set)
+    rows, own = parts.val, embeddings[kept]
+    if kept == "features":  # which have seen none of the training rows either
+        rows = parts.to_choose_by
+        own = candidates.embed(kept, rows, world, display)
+    held_out = HeldOut(own, rows.labels, np.zeros(len(rows), np.int64), parts.open_set)
     if world.first:
         held_out.save(run)
     return kept, values, held_out

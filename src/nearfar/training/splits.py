@@ -51,6 +51,11 @@ class Parts:
         """The rows to choose by, if any."""
         return self.table.split("val") if "val" in self.table.split_names else None
 
+    @property
+    def to_choose_by(self) -> Table:
+        """The rows to train on and to choose by together: all labelled rows but the test rows."""
+        return self.table.select(~self.is_test & (self.table.labels != _UNLABELLED))
+
     @cached_property
     def test(self) -> Table | None:
         """The rows to test on, if any."""

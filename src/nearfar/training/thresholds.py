@@ -93,7 +93,7 @@ def of_run(
 
 def said(threshold: Mapping[str, Any]) -> str:
     """A threshold in words: what it was measured to be worth, or that it was not measured."""
-    words = f"two images count as the same from a similarity of {threshold['threshold']:.3f} on"
+    words = f"two images count as the same from a similarity of {threshold['threshold']:.3f} on{_wish(threshold)}"
     found = threshold.get("measured")
     if found is None:
         return f"{words}; what that is worth on classes never seen has not been measured"
@@ -106,7 +106,25 @@ def said(threshold: Mapping[str, Any]) -> str:
     return (
         f"{words}. Measured on {found['classes']:,} classes never trained on: {right}; {_share(found, 'tar')} of the "
         f"same pairs are found; {_share(found, 'far')} of the others are accepted ({found['confidence']:.0%} intervals)"
+        f"{'' if _kept(threshold) else '. So these classes do not keep what the held-out ones promised'}"
     )
+
+
+def _wish(threshold: Mapping[str, Any]) -> str:
+    """What a threshold was calibrated for; nothing for one that was given."""
+    goals = {"precision": "a precision", "far": "a false-accept rate"}
+    if threshold.get("target") not in goals:
+        return ""
+    return f" (calibrated for {goals[threshold['target']]} of {_percent(threshold['wished'])})"
+
+
+def _kept(threshold: Mapping[str, Any]) -> bool:
+    """Whether what was wished lies within the interval that was measured, or beyond it on the safe side."""
+    target = threshold.get("target")
+    measured = threshold["measured"].get(f"{target}_interval")
+    if measured is None:
+        return True
+    return bool(measured[1] >= threshold["wished"] if target == "precision" else measured[0] <= threshold["wished"])
 
 
 def _compared(embeddings: NDArray[np.float32], codes: bool) -> NDArray[Any]:
