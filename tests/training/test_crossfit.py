@@ -196,6 +196,8 @@ def test_the_verdict() -> None:
     said = verdict("features", {"features": features, "trained": worse}, {"features": 0.5, "trained": 0.4}, "map@r", "")
     assert said.startswith("Training did not help: the pretrained features are kept")
     assert "the pretrained features 50.0%, the trained model 40.0%" in said
+    said = verdict("features", {"features": features, "trained": same}, {"features": 0.5, "trained": 0.6}, "map@r", "")
+    assert said.startswith("Held-out classes cannot tell whether training helped: the pretrained features are kept")
 
 
 def test_the_features_are_left_for_what_is_surely_better_alone() -> None:
@@ -207,6 +209,15 @@ def test_the_features_are_left_for_what_is_surely_better_alone() -> None:
     assert luckier.metrics["map@r"] > features.metrics["map@r"]
     assert candidates.chosen({"features": features, "trained": luckier}, "map@r") == "features"
     assert candidates.chosen({"start": features, "trained": luckier}, "map@r") == "trained"  # there are no features
+
+
+def test_a_handful_of_classes_that_all_gain_a_little_decides_nothing() -> None:
+    labels = [0, 0, 1, 1, 2, 2, 3, 3]
+    features, luckier = measured([0.3] * 8, labels), measured([0.31, 0.31, 0.31, 0.31, 0.32, 0.32, 0.4, 0.4], labels)
+    assert (np.array(luckier.queries["map@r"]) > features.queries["map@r"]).all()
+    assert candidates.chosen({"features": features, "trained": luckier}, "map@r") == "features"
+    surely = measured([0.37, 0.37, 0.38, 0.38, 0.39, 0.39, 0.4, 0.4], labels)
+    assert candidates.chosen({"features": features, "trained": surely}, "map@r") == "trained"
 
 
 def test_intervals_are_over_classes() -> None:

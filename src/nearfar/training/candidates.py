@@ -20,7 +20,7 @@ from nearfar.training.defaults import is_pretrained
 from nearfar.training.measure import Floats, measure
 from nearfar.training.world import World
 
-ONE_ERROR = 0.68  # confidence of an interval of one standard error to either side
+SURE = 0.9  # confidence of the interval over held-out classes that has to lie above the features
 CANDIDATES = {
     "features": "the pretrained features",
     "start": "the model as it starts",
@@ -83,11 +83,9 @@ class Measured:
         return {name: _interval(values, self.labels) for name, values in self.queries.items()}
 
 
-def _interval(
-    values: NDArray[np.float64], labels: NDArray[np.int64], confidence: float = CONFIDENCE
-) -> tuple[float, float]:
+def _interval(values: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
     used = ~np.isnan(values)
-    low, high = intervals(values[used, None], groups=labels[used], confidence=confidence)[0]
+    low, high = intervals(values[used, None], groups=labels[used])[0]
     return float(low), float(high)
 
 
@@ -97,15 +95,28 @@ def best_of(values: Mapping[str, float]) -> str:
 
 
 def chosen(measured: Mapping[str, Measured], metric: str) -> str:
-    """What is kept, by the held-out rows: the best candidate, if it is better than the pretrained features by more than
-    one standard error over classes. The best of several is often so by luck, and the features are there already.
+    """What is kept, by the held-out rows: the best candidate, if it is better than the pretrained features beyond what
+    the choice of classes explains. The best of several is often so by luck, and the features are there already.
     """
     best = best_of({name: found.metrics[metric] for name, found in measured.items()})
     if "features" not in measured or best == "features":
         return best
     difference = measured[best].queries[metric] - measured["features"].queries[metric]
-    low, _ = _interval(difference, measured["features"].labels, ONE_ERROR)
-    return best if low > 0 else "features"
+    return best if _surely_positive(difference, measured["features"].labels) else "features"
+
+
+def _surely_positive(differences: NDArray[np.float64], labels: NDArray[np.int64]) -> bool:
+    """Whether Student's interval for the mean over classes lies above 0: of a handful of classes, a bootstrap's is far too
+    narrow.
+    """
+    from scipy.stats import t
+
+    used = ~np.isnan(differences)
+    means = np.array([differences[used & (labels == label)].mean() for label in np.unique(labels[used])])
+    if len(means) < 2:
+        return False
+    error = means.std(ddof=1) / np.sqrt(len(means))
+    return bool(means.mean() > t.ppf((1 + SURE) / 2, len(means) - 1) * error)
 
 
 @dataclass(frozen=True)
