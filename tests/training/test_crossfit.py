@@ -12,7 +12,7 @@ from nearfar.data import SPLITS, Table
 from nearfar.data.survey import survey
 from nearfar.evaluation import retrieval_metrics
 from nearfar.models import Embedder
-from nearfar.training import candidates, crossfit, fit
+from nearfar.training import candidates, crossfit, finish, fit
 from nearfar.training.candidates import Measured, best_of, verdict
 from nearfar.training.config import DataConfig, TrainConfig
 from nearfar.training.held_out import held_out_of
@@ -128,6 +128,18 @@ def test_the_kept_model_is_the_one_that_was_chosen(tmp_path: Path, monkeypatch: 
     assert (model.settings.head is None) == (kept == "features")
     low, high = run.metrics["candidates"][kept]["intervals"]["map@r"]
     assert low <= found["map@r"] <= high
+
+
+def test_features_that_are_kept_are_calibrated_on_all_training_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were trained on none of them."""
+    monkeypatch.setattr(finish, "chosen", lambda measured, metric: "features")
+    table = features(classes=24)
+    run = train(table, out=str(tmp_path / "run"), epochs=2, folds=1, quiet=True, batch_size=16, accelerator="cpu")
+    held = held_out_of(run)
+    assert run.metrics["kept"] == "features" and held is not None
+    assert np.unique(held.labels).tolist() == list(range(12)) and held.embeddings.shape == (96, 16)
 
 
 def test_a_wished_dimension_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

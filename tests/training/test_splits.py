@@ -52,6 +52,12 @@ def test_own_validation_rows_are_used() -> None:
     assert parts.train.labels.tolist() == [0, 0]
 
 
+def test_rows_to_choose_by_are_all_but_the_test_rows() -> None:
+    data = halves(40, 4, given=True)
+    chosen = split(data, ONCE, 0).to_choose_by
+    assert np.unique(chosen.labels).tolist() == list(range(20)) and len(chosen) == 80
+
+
 def test_no_validation() -> None:
     parts = split(halves(20, 4, given=True), DataConfig(validation=0), 0)
     assert parts.val is None and parts.train.num_classes == 10

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nearfar.data import Table
 from nearfar.evaluation.bootstrap import CONFIDENCE, intervals
+from nearfar.evaluation.class_intervals import student_quantile
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
@@ -106,17 +107,15 @@ def chosen(measured: Mapping[str, Measured], metric: str) -> str:
 
 
 def _surely_positive(differences: NDArray[np.float64], labels: NDArray[np.int64]) -> bool:
-    """Whether Student's interval for the mean over classes lies above 0: of a handful of classes, a bootstrap's is far too
-    narrow.
+    """Whether Student's interval for the mean over classes lies above 0. A bootstrap of a handful of classes would be
+    far too narrow.
     """
-    from scipy.stats import t
-
     used = ~np.isnan(differences)
     means = np.array([differences[used & (labels == label)].mean() for label in np.unique(labels[used])])
     if len(means) < 2:
         return False
     error = means.std(ddof=1) / np.sqrt(len(means))
-    return bool(means.mean() > t.ppf((1 + SURE) / 2, len(means) - 1) * error)
+    return bool(means.mean() > student_quantile((1 + SURE) / 2, len(means) - 1) * error)
 
 
 @dataclass(frozen=True)
