@@ -1,7 +1,7 @@
 """What a run may keep: the pretrained features as they are, the model as it starts, or the trained one.
 
-Training can make things worse, above all where there is little to learn from. So all three are measured, the best on
-held-out classes is kept, and one sentence says what training was worth.
+Training can make things worse, above all where there is little to learn from. So all three are measured, held-out
+classes decide what is kept, and one sentence says what training was worth.
 """
 
 from collections.abc import Mapping
@@ -96,14 +96,14 @@ def best_of(values: Mapping[str, float]) -> str:
 
 
 def chosen(measured: Mapping[str, Measured], metric: str) -> str:
-    """What is kept, by the held-out rows: the best candidate, if it is better than the pretrained features beyond what
-    the choice of classes explains. The best of several is often so by luck, and the features are there already.
+    """What is kept, by the held-out rows: the trained model, if it is better than the pretrained features beyond what
+    the choice of classes explains. Without such features, the better of the trained model and its start.
     """
-    best = best_of({name: found.metrics[metric] for name, found in measured.items()})
-    if "features" not in measured or best == "features":
-        return best
-    difference = measured[best].queries[metric] - measured["features"].queries[metric]
-    return best if _surely_positive(difference, measured["features"].labels) else "features"
+    if "features" not in measured:
+        return best_of({name: found.metrics[metric] for name, found in measured.items()})
+    features = measured["features"]
+    difference = measured["trained"].queries[metric] - features.queries[metric]
+    return "trained" if _surely_positive(difference, features.labels) else "features"
 
 
 def _surely_positive(differences: NDArray[np.float64], labels: NDArray[np.int64]) -> bool:
