@@ -35,6 +35,7 @@ def parse(words: Sequence[str], own: Mapping[str, type]) -> tuple[list[str], dic
             positional.append(word)
             continue
         name, given, value = word[2:].partition("=")
+        name = name.replace("-", "_")
         kind = _kind(name, own)
         if not given:
             if kind is bool:

@@ -41,6 +41,7 @@ class EmbeddingNetwork(nn.Module):
         # What the trunk's maker left to train: IResNet, for one, fixes a scale, and LoRA everything but its adapters.
         self._trainable = {name for name, parameter in self.trunk.named_parameters() if parameter.requires_grad}
         self._frozen = self._parameters_to(settings.freeze_to) if settings.freeze_to is not None else set()
+        self.free_norm = False  # whether training sees the embeddings at the length that the head gives them
         self.start_epoch(0)
         self.train()
 
@@ -76,8 +77,12 @@ class EmbeddingNetwork(nn.Module):
             images = images.contiguous(memory_format=torch.channels_last)
         return cast(Tensor, self.pooling(self.trunk(images)))
 
-    def project(self, features: Tensor) -> Tensor:
-        """Features to embeddings."""
+    def project(self, features: Tensor, free_norm: bool | None = None) -> Tensor:
+        """Features to embeddings, of norm 1.
+
+        Args:
+            free_norm: of the norm that the head gives them; by default so in training, where `self.free_norm` says so.
+        """
         if self.settings.head_start != "random" and not self.head_is_fitted:
             raise StateError(
                 f'the head is to start from the principal components of features (head_start="'
@@ -89,7 +94,9 @@ class EmbeddingNetwork(nn.Module):
         together: Tensor = torch.cat(parts, 1)
         if self.settings.head == "hash":  # of norm 1 as it becomes binary
             return together / math.sqrt(len(parts))
-        return functional.normalize(together, dim=1)
+        if free_norm is None:
+            free_norm = self.free_norm and self.training
+        return together if free_norm else functional.normalize(together, dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.project(self.features(images))

@@ -123,6 +123,11 @@ class ModelConfig:
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "of the backbone's constructor, such as {width: 16} of convnet"}
     )
+    normalise: Literal["auto", "always", "never"] = option(
+        "auto",
+        "the embeddings that a loss sees in training. auto: of norm 1, or of any norm, as the loss is defined (nearfar "
+        "losses NAME says). always: of norm 1. never: as the head gives them. Search and figures are by cosine anyway",
+    )
     lora: Mapping[str, Any] | None = option(None, "options of peft.LoraConfig: adapters, the trunk itself frozen")
 
 
@@ -248,6 +253,9 @@ class TrainConfig:
     max_steps: int | None = option(None, "stop after so many steps, whatever epochs says")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option("32-true", "arithmetic of the network")
     ema: float = option(0.0, "decay of averaged weights, such as 0.999, which are evaluated and kept; 0: none")
+    on_collapse: Literal["stop", "continue"] = option(
+        "stop", "what to do when all embeddings have come to point one way, which training does not recover from"
+    )
     chunk: int | None = option(None, "images at a time through the network (GradCache): large batches in little memory")
     seed: int = option(0, "decides everything random")
     accelerator: str = option("auto", "auto, cpu, gpu, mps, ... (Lightning)")

@@ -18,6 +18,7 @@ from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.gradcache import GradCache
 from nearfar.training.lazy import LazyRows
+from nearfar.training.norms import set_norms
 from nearfar.training.optimisers import Ema, Rates, clip, make_optimiser, make_schedule, parameter_groups
 from nearfar.training.options import ConfigError
 from nearfar.training.parts import (
@@ -81,6 +82,7 @@ class Learner(LightningModule):
         super().__init__()
         self.embedder, self.loss, self.config, self.total_steps = embedder, loss, config, total_steps
         self.observer, self.world = observer, world or World()
+        set_norms(embedder, loss, config.model)
         # Parts of class weights are each process's own, and what else a loss keeps, all of them change alike.
         own = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
         own += [name for name, _ in loss.named_buffers()]
