@@ -64,4 +64,4 @@ def advice(config: TrainConfig, step: int) -> str:
 
 def warm(config: TrainConfig) -> int:
     """Steps of warm-up that are worth a try."""
-    return max(100, 2 * config.schedule.warmup_steps)
+    return max(100, 2 * (config.schedule.warmup_steps or 0))

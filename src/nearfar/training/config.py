@@ -158,7 +158,12 @@ class OptimiserConfig:
     )
     trunk: float = option(1.0, "times lr: rate of the trunk")
     head: float = option(1.0, "times lr: rate of the head")
-    proxies: float | None = option(None, "times lr: rate of the loss's own weights; default: 100, of sgd 1")
+    classes: float | None = option(
+        None, "rate of class vectors and proxies; default: as nearfar losses NAME shows, under sgd lr"
+    )
+    scale: float | None = option(None, "rate of temperatures and scales that a loss learns; default: as above")
+    boundary: float | None = option(None, "rate of boundaries that a loss learns; default: as above")
+    proxies: float | None = option(None, "times lr: rate of all that the loss learns, in place of the three above")
     weight_decay: float = option(1e-4, "not of biases, normalisations and single numbers")
     momentum: float = option(0.9, "of sgd and rmsprop")
     eps: float | None = option(None, "of adamw, adam and rmsprop; default: 1e-8")
@@ -171,7 +176,9 @@ class ScheduleConfig:
     """How the rates change."""
 
     kind: Literal["constant", "cosine", "step"] = option("cosine", "cosine falls to zero; step: gamma at milestones")
-    warmup_steps: int = option(0, "steps in which the rates rise from zero")
+    warmup_steps: int | None = option(
+        None, "steps in which the rates rise from zero; default: as nearfar losses NAME shows, mostly 0"
+    )
     milestones: tuple[float, ...] = option((0.5, 0.7, 0.9), "of step: where, as fractions of all steps")
     gamma: float = option(0.1, "of step: factor at each milestone")
 

@@ -219,18 +219,19 @@ class Learner(LightningModule):
 def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, total_steps: int) -> tuple[Any, Any]:
     """The optimiser and the schedule of a resolved configuration."""
     own, planned = config.optimiser, config.schedule
-    assert own.lr is not None and own.proxies is not None
-    rates = Rates(own.lr, own.trunk, own.head, own.proxies)
+    assert own.lr is not None
+    rates = Rates(own.lr, own.trunk, own.head, own.proxies, own.classes, own.scale, own.boundary)
+    warmup = planned.warmup_steps or 0
     groups = parameter_groups(embedder, loss, rates, own.weight_decay)
     optimiser = make_optimiser(own.name, groups, momentum=own.momentum, eps=own.eps)
-    if planned.warmup_steps >= total_steps:
-        raise ConfigError(f"schedule.warmup_steps={planned.warmup_steps} must be fewer than all {total_steps} steps")
+    if warmup >= total_steps:
+        raise ConfigError(f"schedule.warmup_steps={warmup} must be fewer than all {total_steps} steps")
     if any(not 0 < milestone < 1 for milestone in planned.milestones):
         raise ConfigError(f"schedule.milestones are fractions of all steps, between 0 and 1, not {planned.milestones}")
     schedule = make_schedule(
         optimiser,
         planned.kind,
-        warmup_steps=planned.warmup_steps,
+        warmup_steps=warmup,
         total_steps=total_steps,
         milestones=[round(milestone * total_steps) for milestone in planned.milestones],
         gamma=planned.gamma,
