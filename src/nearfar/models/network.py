@@ -129,6 +129,14 @@ class EmbeddingNetwork(nn.Module):
             cast(Head, head).start_at(weight, bias)
         self.head_is_fitted.fill_(True)
 
+    @torch.no_grad()
+    def scale_head(self, factor: float) -> None:
+        """Multiply what the heads give; those of hashing codes, which saturate, stay as they are."""
+        for head in self.heads:
+            for name, parameter in head.named_parameters() if not isinstance(head, HashingHead) else ():
+                if not name.startswith("up."):
+                    parameter.mul_(factor)
+
     def set_progress(self, fraction: float) -> None:
         """How much of training is done, from 0 to 1: hashing heads sharpen with it."""
         for head in self.heads:

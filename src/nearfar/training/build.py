@@ -33,6 +33,8 @@ def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Em
         lora=model.lora,
         label_names=label_names,
     )
+    if model.head_start == "random" and model.head_scale is not None:
+        embedder.scale_head(model.head_scale)
     embedder.preprocess = embedder.transform = prepared(embedder.preprocess, config.data)
     return embedder
 

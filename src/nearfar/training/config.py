@@ -109,6 +109,11 @@ class ModelConfig:
     head_start: Literal["random", "pca", "pca-whiten"] | None = option(
         None, "how the head starts; default: pca with pretrained weights, else random"
     )
+    head_scale: float | None = option(
+        None,
+        "times its weights, where the head starts at random: how long embeddings are at first, which losses of any norm "
+        "see; default: as nearfar losses NAME shows, mostly 1",
+    )
     freeze: bool = option(False, "train the head alone, on features computed once and cached: seconds, not hours")
     freeze_to: str | None = option(
         None,

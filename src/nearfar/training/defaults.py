@@ -50,6 +50,7 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
         dimension=dimension,
         options={"width": GLYPH_WIDTH} if small and model.backbone is None and not model.options else model.options,
         head_start="random" if model.head == "none" else start,
+        head_scale=own.head_scale if model.head_scale is None else model.head_scale,
         freeze_batch_norm=pretrained if model.freeze_batch_norm is None else model.freeze_batch_norm,
     )
     data = replace(

@@ -30,6 +30,7 @@ class LossDefaults:
     scale: float  # of temperatures and scales
     boundary: float
     warmup: float = 0.0  # in epochs
+    head_scale: float = 1.0  # of a head that starts at random: how long embeddings are at first
     arguments: Mapping[str, Any] = field(default_factory=dict)  # other than the loss's own defaults
     why: str = ""
 
