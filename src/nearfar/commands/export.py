@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
     """Write a run's model for others."""
     options = parser().parse_args(words)
     from nearfar.export import export
-    from nearfar.export.card import readable
+    from nearfar.export.card import readable_size
     from nearfar.training.progress import print_table
 
     exported = export(
@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
         print(f"note: {note}")
     parity, accuracy = exported.parity, exported.accuracy
     print(
-        f"against PyTorch, on {parity.rows} rows of {parity.of}: cosine {parity.least:.6f} at least, "
+        f"against PyTorch, on {parity.rows} rows of {parity.source}: cosine {parity.least:.6f} at least, "
         f"{parity.mean:.6f} on average"
     )
     if accuracy is not None:
@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
             f"{after:.1f} ms a row instead of {before:.1f}"
         )
     for name, size in exported.files.items():
-        print(f"  {name:<20} {readable(size):>10}")
+        print(f"  {name:<20} {readable_size(size):>10}")
     print(f"{exported.folder} holds it, with a card in README.md{_licence_hint(options.licence)}")
     print(f"to the hub:  hf upload NAME {exported.folder}")
     return 0
