@@ -155,6 +155,11 @@ def test_options_of_the_command_line(powers: Powers, tmp_path: Path, capsys: pyt
     assert powers.last.powers == (4, 5) and not capsys.readouterr().err
 
 
+def test_what_is_told_counts_more_than_small(powers: Powers, tmp_path: Path) -> None:
+    assert main(["study", "powers", "--small", "--powers", "4,5", "--out", str(tmp_path), "--quiet"]) == 0
+    assert powers.last.powers == (4, 5)
+
+
 def test_options_of_training(powers: Powers, tmp_path: Path) -> None:
     powers.Options = Trained
     words = ["photos", "--seeds", "2", "--dimension", "64", "--loss", "CircleLoss", "--loss.m", "0.3"]

@@ -88,11 +88,13 @@ def _help(name: str, module: Any) -> str:
 def _chosen(
     name: str, options: Any, positional: Sequence[str], taken: Mapping[str, Any], others: Mapping[str, Any]
 ) -> Any:
-    """The options with what the command line says."""
+    """The options with what the command line says, which counts more than what makes the study small."""
+    if taken.get("small"):
+        told = {key: value for key, value in taken.items() if key != "small"}
+        options = _chosen(name, options, positional, told, others).small()
+        return _chosen(name, options, positional, told, others)
     from nearfar.studies.study import HeadOptions, own_options
 
-    if taken.get("small"):
-        options = options.small()
     own = own_options(type(options))
     given = {key: convert(value, own[key].kind, key) for key, value in taken.items() if key in own}
     loss = {key: value for key, value in others.items() if key == "loss" or key.startswith("loss.")}
