@@ -80,8 +80,9 @@ def configuration(taken: Mapping[str, Any], options: Mapping[str, Any], data: st
         options = {"data.path": data, **options}
     config = with_options(config, options)
     # Said here, at once: nearfar.data would say it too, after seconds of loading torch and Lightning.
-    if data is not None and data != TrainConfig().data.path and not Path(data).expanduser().exists():
-        raise MissingFileError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
+    for given in (data, options.get("test", options.get("data.test"))):
+        if given is not None and given != TrainConfig().data.path and not Path(given).expanduser().exists():
+            raise MissingFileError(f"there is no {given}: give the path of a data set, or 'glyphs', the embedded one")
     return config
 
 

@@ -83,7 +83,7 @@ def _results(model: Embedder, facts: Facts) -> list[dict[str, Any]]:
     ]
     if not measured:
         return []
-    data = data_name(facts.config)
+    data = measured_name(facts.config)
     split = facts.metrics.get("measured_on", "test")
     dataset = {"type": re.sub(r"[^\w-]+", "-", data).strip("-").lower() or "data", "name": data, "split": split}
     task = {"type": _task(model), "name": "Retrieval"}
@@ -93,6 +93,11 @@ def _results(model: Embedder, facts: Facts) -> list[dict[str, Any]]:
 def data_name(config: TrainConfig) -> str:
     """Of the data, without the folders it lies in, which are nobody else's business."""
     return Path(config.data.path).name or "data"
+
+
+def measured_name(config: TrainConfig) -> str:
+    """The same of the data that the model was measured on."""
+    return Path(config.data.test or config.data.path).name or "data"
 
 
 def _body(model: Embedder, facts: Facts) -> str:
@@ -126,15 +131,15 @@ def _measured(facts: Facts) -> str:
     before, after = facts.metrics.get("before") or {}, facts.metrics.get("after") or {}
     names = [name for name in _SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
     if not names:
-        return ""
+        return "## Results\n\nNot measured: there were no test data."
     which = "classes that it was not trained on" if facts.metrics.get("open_set") else "other images of its classes"
     mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
     features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
     begun, called = (before, "before training") if features is None else (features, "pretrained features")
     rows = [(name, _percent(begun.get(name)), _percent(after[name])) for name in names]
     return (
-        f"## Results\n\nOn {_code(data_name(facts.config))}, {which} ({facts.metrics.get('measured_on', 'test')} rows)"
-        f"{mirrored}:\n\n{table(('', called, 'this model'), rows)}"
+        f"## Results\n\nOn {_code(measured_name(facts.config))}, {which} "
+        f"({facts.metrics.get('measured_on', 'test')} rows){mirrored}:\n\n{table(('', called, 'this model'), rows)}"
     )
 
 
