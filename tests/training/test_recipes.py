@@ -11,10 +11,12 @@ from PIL import Image
 
 import nearfar.data
 from nearfar.data import Table
+from nearfar.models import open_trunk
 from nearfar.training.config import TrainConfig
 from nearfar.training.learner import make_optimisation
 from nearfar.training.options import ConfigError, from_dict, to_dict
 from nearfar.training.recipes import Recipe, list_recipes, recipe
+from nearfar.training.recipes.recipe import BN_INCEPTION, RESNET_50
 from nearfar.training.recipes.retrieval import BENCHMARKS
 from nearfar.training.train import prepare
 
@@ -162,9 +164,23 @@ def test_settings_of_circle() -> None:
 
 
 def test_no_recipe_looks_at_the_test_classes() -> None:
-    """All training classes are trained on; faces, which come without a test set, hold some out."""
+    """All training classes are trained on; of faces, which come without a test set, that is every class."""
     for name in NAMES:
-        assert config_of(name).data.validation == (0.01 if name.startswith("faces/") else 0.0)
+        assert config_of(name).data.validation == 0.0
+        assert config_of(name).data.split == ("all" if name.startswith("faces/") else "auto")
+
+
+def test_trunks_are_our_own() -> None:
+    """No recipe needs a package of models: its checkpoint is a file, and random weights do without."""
+    models = {config_of(name).model.backbone: config_of(name).model for name in NAMES}
+    assert set(models) == {"bn-inception", "resnet-50", "iresnet-34"}
+    assert {config_of(name).model.weights for name in NAMES} == {BN_INCEPTION, RESNET_50, "random"}
+    for backbone, model in models.items():
+        trunk = open_trunk(backbone, "random")
+        assert trunk.channels == {"bn-inception": 1024, "resnet-50": 2048, "iresnet-34": 512}[backbone]
+        if model.weights != "random":
+            with pytest.raises(FileNotFoundError, match="--weights random starts without one"):
+                open_trunk(backbone, model.weights)
 
 
 def test_unknown_names() -> None:

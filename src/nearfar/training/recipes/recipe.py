@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from nearfar.training.config import TrainConfig
 
+# The public ImageNet checkpoints, to be put where training is started.
+BN_INCEPTION = "bn_inception-52deb4733.pth"
+RESNET_50 = "resnet50-0676ba61.pth"  # torchvision's IMAGENET1K_V1
+
 UNPUBLISHED = "no figure is published for this protocol"
 
 

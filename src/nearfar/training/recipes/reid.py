@@ -14,7 +14,7 @@ from nearfar.training.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from nearfar.training.recipes.recipe import Recipe
+from nearfar.training.recipes.recipe import RESNET_50, Recipe
 
 SOURCE = "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, class-level"
 OURS = (
@@ -63,7 +63,8 @@ def person_config(loss: LossConfig, *, parts: bool = False) -> TrainConfig:
         ),
         sampler=SamplerConfig(kind="plain", batch_size=64),
         model=ModelConfig(
-            backbone="timm:resnet50.tv_in1k",
+            backbone="resnet-50",
+            weights=RESNET_50,
             pool="max" if parts else "avg",
             dimension=6 * 256 if parts else 512,
             parts=(1, 2, 3) if parts else (1,),

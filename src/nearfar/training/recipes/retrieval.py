@@ -17,9 +17,8 @@ from nearfar.training.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from nearfar.training.recipes.recipe import UNPUBLISHED, Recipe
+from nearfar.training.recipes.recipe import BN_INCEPTION, RESNET_50, UNPUBLISHED, Recipe
 
-BN_INCEPTION = "bn_inception-52deb4733.pth"  # the public ImageNet checkpoint, to be put where training is started
 CROPS = DataConfig(size=224, resize=256, framing="crop", crop_area=(0.08, 1.0), flip=0.5, validation=0.0)
 REST = (
     "optimiser, rates, warm-up, schedule, epochs, clipping, pooling, crops, frozen batch normalisation: proxy-anchor's"
@@ -118,7 +117,8 @@ def proxy_nca(benchmark: Benchmark) -> Recipe:
             data=DataConfig(size=256, resize=288, framing="crop", crop_area=(0.08, 1.0), flip=0.5, validation=0.0),
             sampler=SamplerConfig(kind="pk", p=64, k=3) if benchmark.large else SamplerConfig(kind="pk", p=8, k=4),
             model=ModelConfig(
-                backbone="timm:resnet50.tv_in1k",
+                backbone="resnet-50",
+                weights=RESNET_50,
                 pool="max",
                 dimension=2048,
                 layer_norm=True,
