@@ -35,10 +35,11 @@ def parse(words: Sequence[str], own: Mapping[str, type]) -> tuple[list[str], dic
             positional.append(word)
             continue
         name, given, value = word[2:].partition("=")
-        kind = _kind(name, own)
+        declared = _kind(name, own)
+        kind = _given(declared)
         if not given:
             if kind is bool:
-                value = queue.pop(0) if queue and queue[0].lower() in ("true", "false") else "true"
+                value = queue.pop(0) if queue and queue[0].lower() in _instead_of_nothing(declared) else "true"
             elif not queue:
                 raise ConfigError(f"--{name} needs a value")
             else:
@@ -50,7 +51,14 @@ def parse(words: Sequence[str], own: Mapping[str, type]) -> tuple[list[str], dic
     return positional, taken, options
 
 
+def _instead_of_nothing(kind: Any) -> tuple[str, ...]:
+    """The words that may follow an option which needs none."""
+    named = (args for part in typing.get_args(kind) if (args := typing.get_args(part)))
+    return ("true", "false", *(word for words in named for word in words))
+
+
 def _kind(name: str, own: Mapping[str, type]) -> Any:
+    """The type of an option's value, as it is declared."""
     if name in own:
         return own[name]
     if name.startswith("loss."):
@@ -58,7 +66,7 @@ def _kind(name: str, own: Mapping[str, type]) -> Any:
     known = [f"--{option}" for option in own]
     known += [f"--{part}" for option in all_options() for part in (option.name, option.short) if part]
     try:
-        return _given(find_option(name).kind)
+        return find_option(name).kind
     except ConfigError:
         raise ConfigError(f"there is no option --{name}{nearest(f'--{name}', known)}") from None
 
