@@ -163,6 +163,10 @@ def test_words() -> None:
     assert parse(["--freeze", "photos"], own) == (["photos"], {}, {"freeze": True})
     assert parse(["--freeze", "false", "--quiet"], own) == ([], {"quiet": True}, {"freeze": False})
     assert parse(["--freeze_batch_norm", "photos"], own)[0] == ["photos"]
+    assert parse(["--freeze_batch_norm", "statistics", "photos"], own)[::2] == (
+        ["photos"],
+        {"freeze_batch_norm": "statistics"},
+    )
     assert parse(["--loss.class_level", "photos"], own)[0] == ["photos"]
     assert parse(["--optimiser.lr", "-1"], own)[2] == {"optimiser.lr": "-1"}
     for words, message in (
