@@ -217,7 +217,7 @@ def test_frozen_trunk_trains_a_head_on_cached_features(tmp_path: Path, monkeypat
         ({"sampler.kind": "hierarchical"}, "has no super-classes"),
         ({"p": 4, "k": 2, "loss": "CircleLoss"}, "give one of them"),
         ({"schedule.milestones": "10,20"}, "fractions of all steps"),
-        ({"backbone": "convent"}, "did you mean 'convnet'"),
+        ({"backbone": "convent"}, "did you mean convnet"),
         ({"max_steps": 0}, "leave nothing to train"),
         ({"framing": "stretch", "resize": 20}, "does not go with framing stretch"),
     ],

@@ -1,25 +1,29 @@
 """`nearfar recipes`."""
 
-import argparse
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from nearfar.commands.grammar import WIDTH, Parser
+
 if TYPE_CHECKING:
     from nearfar.training.recipes import Recipe
 
-WIDTH = 118
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "recipes [NAME]",
+        "List the papers' protocols, or print one: its source, in what it differs from that, what it needs, and its "
+        "configuration, as a file for nearfar train --config.",
+    )
+    words.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
-    """List the recipes, or print one: where it is from, what it needs, and its configuration."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar recipes",
-        description="List the papers' protocols, or print one: where it is from, in what it differs, what it needs, "
-        "and its configuration, as a file for nearfar train --config.",
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
-    chosen = parser.parse_args(words).name
+    """List the recipes, or print one."""
+    chosen = parser().parse_args(words).name
     from nearfar.training.options import to_yaml
     from nearfar.training.recipes import find_recipe, list_recipes
 

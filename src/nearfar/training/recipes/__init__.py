@@ -12,8 +12,7 @@
 100.0
 """
 
-import difflib
-
+from nearfar.foundation.suggestions import suggestion
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError
 from nearfar.training.recipes import faces, reid, retrieval
@@ -35,9 +34,7 @@ def find_recipe(name: str) -> Recipe:
     for protocol in ("", *PROTOCOLS):
         if name + protocol in known:
             return known[name + protocol]
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "nearfar recipes lists them."
-    raise ConfigError(f"there is no recipe {name!r}: {hint}")
+    raise ConfigError(f"there is no recipe {name!r}: {suggestion(name, known, 'nearfar recipes lists them')}")
 
 
 def recipe(name: str) -> TrainConfig:
