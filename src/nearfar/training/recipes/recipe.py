@@ -58,6 +58,8 @@ PLAIN = TrainConfig(
     evaluation=EvaluationConfig(keep="trained", flip=False),
     precision="32-true",
     ema=0.0,
+    chunk=None,
+    select=None,
 )
 
 
