@@ -80,6 +80,13 @@ def test_each_kind_of_what_a_loss_learns_has_its_rate() -> None:
     assert {factor[name]["lr"] for name in found} == {7e-3}
 
 
+def test_everything_is_decayed_where_that_is_wished() -> None:
+    groups = by_name(parameter_groups(embedder(), losses.ProxyAnchorLoss(4, 6), Rates(), 0.1, decay_all=True))
+    assert set(groups) == {"trunk", "head", "proxies"}
+    assert {group["weight_decay"] for group in groups.values()} == {0.1}
+    assert {p.ndim for p in groups["head"]["params"]} == {1, 2}
+
+
 def test_a_frozen_trunk_is_left_out_and_one_that_waits_is_not() -> None:
     pair = losses.CircleLoss()
     frozen = by_name(parameter_groups(embedder(freeze_trunk=True, head_start="random"), pair, Rates()))
@@ -159,13 +166,13 @@ def test_momentum_is_of_sgd() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match="there is no optimiser 'adamW': did you mean 'adamw'"):
+    with pytest.raises(ValueError, match="there is no optimiser 'adamW': did you mean adamw"):
         make_optimiser("adamW", one()[1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is no optimiser 'lion': there are adamw, adam, sgd, rmsprop"):
         make_optimiser("lion", one()[1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="eps goes with adam"):
         make_optimiser("sgd", one()[1], eps=1.0)
-    with pytest.raises(ValueError, match="there is no schedule 'cosin': did you mean 'cosine'"):
+    with pytest.raises(ValueError, match="there is no schedule 'cosin': did you mean cosine"):
         make_schedule(make_optimiser("sgd", one()[1]), "cosin", total_steps=3)  # type: ignore[arg-type]
 
 

@@ -1,6 +1,5 @@
 """What moves the weights: parameter groups with rates of their own, optimisers, schedules, clipping, averages."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 from nearfar.errors import InputError
+from nearfar.foundation.suggestions import suggestion
 from nearfar.losses import Loss
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
@@ -63,14 +63,15 @@ class Rates:
 
 
 def parameter_groups(
-    embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0
+    embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0, *, decay_all: bool = False
 ) -> list[dict[str, Any]]:
     """What an optimiser takes: groups named "trunk" and "head", and of what the loss learns "proxies" (class vectors),
     "scale" and "boundary", each with its rate.
 
-    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are never decayed;
-    they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to (`start_epoch`) is
-    there from the beginning, and moves once it has gradients; one that is frozen for good is left out.
+    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are not decayed,
+    unless `decay_all`; they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to
+    (`start_epoch`) is there from the beginning, and moves once it has gradients; one that is frozen for good is left
+    out.
     """
     trunk = [] if embedder.settings.freeze_trunk else embedder.trunk_parameters()
     learned = list(_learned(loss))
@@ -83,8 +84,8 @@ def parameter_groups(
     for name, parameters, rate in parts:
         own = list(parameters)
         for suffix, decay, members in (
-            ("", weight_decay, [p for p in own if p.ndim > 1]),
-            (NO_DECAY, 0.0, [p for p in own if p.ndim <= 1]),
+            ("", weight_decay, [p for p in own if decay_all or p.ndim > 1]),
+            (NO_DECAY, 0.0, [p for p in own if not decay_all and p.ndim <= 1]),
         ):
             if members:
                 groups.append({"name": name + suffix, "params": members, "lr": rate, "weight_decay": decay})
@@ -301,7 +302,5 @@ class Ema:
 
 def _chosen(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-        raise InputError(f"there is no {what} {name!r}: {hint}")
+        raise InputError(f"there is no {what} {name!r}: {suggestion(name, known)}")
     return known[name]

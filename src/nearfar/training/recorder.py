@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nearfar.data import Table
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
 from nearfar.training.collapse import CollapseError, CollapseWatch, advice
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
@@ -95,7 +95,7 @@ class Recorder:
     def before_step(self, learner: Learner) -> None:
         if self.stream.epoch != self._epoch:
             self._epoch = self.stream.epoch
-            learner.embedder.start_epoch(self._epoch)
+            learner.start_epoch(self._epoch)
 
     def after_step(self, learner: Learner, step: Step) -> None:
         last = learner.done == (self.until or learner.total_steps)
