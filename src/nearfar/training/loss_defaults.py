@@ -41,9 +41,34 @@ OF_ALL: dict[Start, LossDefaults] = {
     "frozen": LossDefaults(lr=3e-4, classes=3e-2, scale=1e-3, boundary=1e-3),
 }
 
-# What a loss has of its own: from whatever it starts (""), or from one start.
+# What a loss has of its own: from whatever it starts (""), or from one start. Large scales and margins make the softmax
+# of a random network all but certain, and wrong: class vectors that follow slowly, and rates that rise, lead out of it.
+LARGE_SCALE: dict[Start | Literal[""], Mapping[str, Any]] = {"scratch": {"classes": 3e-3, "warmup": 0.5}}
 OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
+    **dict.fromkeys(
+        (
+            "AdaFaceLoss",
+            "AMSoftmaxLoss",
+            "ArcFaceLoss",
+            "CircleLoss, class-level",
+            "CombinedMarginLoss",
+            "CosFaceLoss",
+            "CurricularFaceLoss",
+            "InstanceLoss",
+            "MagFaceLoss",
+            "SubCenterArcFaceLoss",
+            "UnifiedLoss, class-level",
+        ),
+        LARGE_SCALE,
+    ),
     "CenterLoss": {"": {"arguments": {"loss_weight": 0.003}, "why": "the paper's weight beside a softmax"}},
+    "NPairsLoss": {
+        "scratch": {
+            "head_scale": 0.3,
+            "why": "dot products of long vectors hide how they differ",
+        }
+    },
+    "SoftTripleLoss": {"scratch": {"classes": 3e-3}},
     "TripletMarginLoss": {
         "": {"arguments": {"mining": "all"}, "why": "the hardest triplets of each batch collapse a network that starts"}
     },

@@ -76,7 +76,7 @@ def face_config(*losses: LossConfig) -> TrainConfig:
         PLAIN,
         data=replace(PLAIN.data, split="all", size=112, framing="stretch", validation=0.0),
         sampler=SamplerConfig(kind="plain", batch_size=512),
-        model=replace(PLAIN.model, backbone="iresnet-34", weights="random", head="none"),
+        model=replace(PLAIN.model, backbone="iresnet-34", weights="random", head="none", normalise="always"),
         loss=losses,
         class_std=0.01,
         optimiser=replace(PLAIN.optimiser, name="sgd", lr=0.1, weight_decay=5e-4),

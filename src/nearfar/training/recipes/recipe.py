@@ -37,6 +37,7 @@ PLAIN = TrainConfig(
         layer_norm=False,
         parts=(1,),
         head_start="random",
+        head_scale=1.0,
         freeze=False,
         freeze_batch_norm=False,
         warmup_epochs=0,
