@@ -62,6 +62,7 @@ class Options(StudyOptions):
     alpha: float = option(0.5, "how fast centres follow the means of their classes")
     radius: float = option(2.0, "of spread centres")
     margin: float = option(4.0, "SphereFace's m")
+    lambda_min: float = option(5.0, "the softmax's weight beside SphereFace's margin in the end; 0: the margin alone")
     classes: int = option(5, "characters")
     steps: int = option(600, "of a training")
 
@@ -143,7 +144,10 @@ def make_loss(variant: Variant, options: Options) -> nn.Module:
         "softmax": LossConfig("SoftmaxLoss"),
         "modified": LossConfig("ModifiedSoftmaxLoss"),
         "center": LossConfig("CenterLoss", {"alpha": options.alpha}, weight=1.0 if alone else options.weight),
-        "sphereface": LossConfig("SphereFaceLoss", {"margin": options.margin, "decay": 300 / options.steps}),
+        "sphereface": LossConfig(
+            "SphereFaceLoss",
+            {"margin": options.margin, "decay": 300 / options.steps, "lambda_min": options.lambda_min},
+        ),
     }
     loss = build_loss(tuple(configs[name] for name in variant.losses), options.classes, 2)
     for part in loss.modules():

@@ -122,9 +122,15 @@ def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:
     lr = given.lr or own.lr
     if given.proxies is not None:
         return replace(given, lr=lr)
-    rates = {name: lr if given.name == "sgd" else getattr(own, name) for name in ("classes", "scale", "boundary")}
-    wished = {name: getattr(given, name) for name in rates if getattr(given, name) is not None}
-    return replace(given, lr=lr, **rates | wished)
+    if given.name == "sgd":
+        own = replace(own, classes=lr, scale=lr, boundary=lr)
+    return replace(
+        given,
+        lr=lr,
+        classes=own.classes if given.classes is None else given.classes,
+        scale=own.scale if given.scale is None else given.scale,
+        boundary=own.boundary if given.boundary is None else given.boundary,
+    )
 
 
 def _schedule(config: TrainConfig, own: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig) -> ScheduleConfig:

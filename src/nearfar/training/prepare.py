@@ -86,7 +86,7 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
     """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
     schedule, model = config.schedule, config.model
-    if schedule.warmup_steps >= steps:
+    if (schedule.warmup_steps or 0) >= steps:
         schedule = replace(schedule, warmup_steps=steps // 10)
         display.note(
             f"the rates are to rise for {config.schedule.warmup_steps:,} steps, and there are only {steps:,}: they "
