@@ -42,8 +42,8 @@ OF_ALL: dict[Start, LossDefaults] = {
 }
 
 # What a loss has of its own: from whatever it starts (""), or from one start. Large scales and margins make the softmax
-# of a random network all but certain, and wrong: class vectors that follow slowly, and rates that rise, lead out of it.
-LARGE_SCALE: dict[Start | Literal[""], Mapping[str, Any]] = {"scratch": {"classes": 3e-3, "warmup": 0.5}}
+# of a random network all but certain, and wrong: rates that rise slowly lead out of it sooner.
+LARGE_SCALE: dict[Start | Literal[""], Mapping[str, Any]] = {"scratch": {"warmup": 1.0}}
 OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
     **dict.fromkeys(
         (
