@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from nearfar.training.config import LossConfig
+from nearfar.training.options import loss_info
 
 Start = Literal["scratch", "tuned", "frozen"]
 STARTS: dict[Start, str] = {
@@ -35,32 +36,17 @@ class LossDefaults:
     why: str = ""
 
 
+# At random, class vectors and network look for each other: both move fast, but not in the first steps, in which Adam
+# does not know yet how large gradients are.
 OF_ALL: dict[Start, LossDefaults] = {
-    "scratch": LossDefaults(lr=3e-3, classes=1e-2, scale=1e-3, boundary=1e-3),
+    "scratch": LossDefaults(lr=3e-3, classes=3e-2, scale=1e-3, boundary=1e-3),
     "tuned": LossDefaults(lr=1e-4, classes=1e-2, scale=1e-3, boundary=1e-3),
     "frozen": LossDefaults(lr=3e-4, classes=3e-2, scale=1e-3, boundary=1e-3),
 }
+WARMUP = 1.0  # of losses with class vectors, where a network starts at random
 
-# What a loss has of its own: from whatever it starts (""), or from one start. Large scales and margins make the softmax
-# of a random network all but certain, and wrong: rates that rise slowly lead out of it sooner.
-LARGE_SCALE: dict[Start | Literal[""], Mapping[str, Any]] = {"scratch": {"warmup": 1.0}}
+# What a loss has of its own: from whatever it starts (""), or from one start.
 OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
-    **dict.fromkeys(
-        (
-            "AdaFaceLoss",
-            "AMSoftmaxLoss",
-            "ArcFaceLoss",
-            "CircleLoss, class-level",
-            "CombinedMarginLoss",
-            "CosFaceLoss",
-            "CurricularFaceLoss",
-            "InstanceLoss",
-            "MagFaceLoss",
-            "SubCenterArcFaceLoss",
-            "UnifiedLoss, class-level",
-        ),
-        LARGE_SCALE,
-    ),
     "CenterLoss": {"": {"arguments": {"loss_weight": 0.003}, "why": "the paper's weight beside a softmax"}},
     "NPairsLoss": {
         "scratch": {
@@ -68,7 +54,6 @@ OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
             "why": "dot products of long vectors hide how they differ",
         }
     },
-    "SoftTripleLoss": {"scratch": {"classes": 3e-3}},
     "TripletMarginLoss": {
         "": {"arguments": {"mining": "all"}, "why": "the hardest triplets of each batch collapse a network that starts"}
     },
@@ -78,7 +63,9 @@ OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
 def defaults_of(name: str, start: Start, class_level: bool = False) -> LossDefaults:
     """Of one loss."""
     own = OF_LOSS.get(f"{name}, class-level" if class_level else name, {})
-    return replace(OF_ALL[start], **{**own.get("", NOTHING), **own.get(start, NOTHING)})
+    vectors = class_level or loss_info(name).level in ("class", "proxy")
+    base = replace(OF_ALL[start], warmup=WARMUP if vectors and start == "scratch" else 0.0)
+    return replace(base, **{**own.get("", NOTHING), **own.get(start, NOTHING)})
 
 
 def defaults_of_all(losses: Sequence[LossConfig], start: Start) -> LossDefaults:
