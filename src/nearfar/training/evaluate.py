@@ -8,7 +8,7 @@ import numpy as np
 
 import nearfar.data
 from nearfar.data import Table
-from nearfar.data.splits import halves_note
+from nearfar.data.default_splits import halves_note
 from nearfar.models.extraction import progress_bar
 from nearfar.training.build import prepared
 from nearfar.training.config import DataConfig
@@ -84,5 +84,5 @@ def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Tabl
     rows = table.select(found.readable & ~seen)
     if not len(rows):
         raise ConfigError(f"{table.name} has no image that {run.folder} was not trained on: nothing can be measured")
-    left_out = ["\n".join(found.told(table))] if found.broken else []
+    left_out = ["\n".join(found.report(table))] if found.broken else []
     return rows, (*left_out, *told)

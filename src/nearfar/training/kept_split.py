@@ -245,6 +245,6 @@ def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
     config = run.config
     table = nearfar.data.open(config.data.path, config.data.layout)
     numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
-    readable = survey(table, advance).kept(numbered)
+    readable = survey(table, advance).readable_rows(numbered)
     parts = split(readable, config.data, config.seed, frozen=config.model.freeze)
     return replace(parts, notes=(*parts.notes, BEFORE))
