@@ -89,6 +89,7 @@ def _chosen(
     name: str, options: Any, positional: Sequence[str], taken: Mapping[str, Any], others: Mapping[str, Any]
 ) -> Any:
     """The options with what the command line says."""
+    from nearfar.data.opening import path_of
     from nearfar.studies.study import HeadOptions, own_options
 
     if taken.get("small"):
@@ -112,5 +113,5 @@ def _chosen(
         raise ConfigError(f"{name} has no option --{next(iter(loss))}: nearfar study {name} --help lists them")
     if positional and {"path", "data.path"} & set(others):
         raise ConfigError("DATA and --data.path are the same: give one of them")
-    changed = {**({"data.path": positional[0]} if positional else {}), **others}
+    changed = {**({"data.path": path_of(positional[0])} if positional else {}), **others}
     return replace(options, **given, config=with_options(options.config, changed))

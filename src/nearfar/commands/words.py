@@ -77,12 +77,13 @@ def configuration(taken: Mapping[str, Any], options: Mapping[str, Any], data: st
     if data is not None:
         if {"path", "data.path"} & set(options):
             raise ConfigError("DATA and --data.path are the same: give one of them")
-        options = {"data.path": data, **options}
-    config = with_options(config, options)
-    # Said here, at once: nearfar.data would say it too, after seconds of loading torch and Lightning.
-    if data is not None and data != TrainConfig().data.path and not Path(data).expanduser().exists():
-        raise MissingFileError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
-    return config
+        # Said here, at once: nearfar.data would say it too, after seconds of loading torch and Lightning.
+        if data != TrainConfig().data.path and not Path(data).expanduser().exists():
+            raise MissingFileError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
+        from nearfar.data.opening import path_of
+
+        options = {"data.path": path_of(data), **options}
+    return with_options(config, options)
 
 
 def options_help(without: Container[str] = ()) -> str:
