@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearfar.data import Table
+from nearfar.data.opening import EMBEDDED
 from nearfar.losses import list_losses
 from nearfar.models import Embedder, list_trunks
 from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
@@ -52,8 +53,8 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
     )
     data = replace(
         config.data,
-        path=_absolute(config.data.path, ("glyphs",)),
-        test=None if config.data.test is None else _absolute(config.data.test, ("glyphs",)),
+        path=_absolute(config.data.path, (EMBEDDED,)),
+        test=None if config.data.test is None else _absolute(config.data.test, (EMBEDDED,)),
         flip=(0.0 if small else 0.5) if config.data.flip is None else config.data.flip,
         pad=(2 if small else 0) if config.data.pad is None else config.data.pad,
         workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,
@@ -153,4 +154,4 @@ def _workers(in_memory: bool, devices: int) -> int:
 
 def _absolute(path: str, names: tuple[str, ...]) -> str:
     """A path that means the same from another folder; names stay as they are."""
-    return path if path in names and not Path(path).exists() else str(Path(path).expanduser().absolute())
+    return path if path in names else str(Path(path).expanduser().absolute())
