@@ -1,6 +1,7 @@
 """`nearfar compare`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from nearfar.commands.words import configuration, options_help, parse
 from nearfar.compare.budget import Budget
@@ -15,6 +16,7 @@ OWN = {
     "budget": str,
     "finetune": bool,
     "resume": str,
+    "null": str,
     "config": str,
     "quiet": bool,
     "help": bool,
@@ -25,9 +27,10 @@ SEARCHED = ("optimiser.lr", "optimiser.proxies")  # for every loss
 HELP = """usage: nearfar compare [DATA] [options]
 
 Which loss is best on DATA (a folder of images, CUB, Cars, SOP, In-Shop, Market-1501, a CSV file, ...; without it, the
-embedded glyphs)? All losses get the same network, head, dimension, batches, augmentations and steps, and equally many
-settings, which are judged on training classes that were left out; the best setting of each is trained over several
-seeds; then the test classes are looked at, once. Leaves a folder with the leaderboard, a report, the best settings as
+embedded glyphs)? All losses get the same network, head, dimension, batches, augmentations and steps, and settings in
+proportion to what there is to search, which are judged on training classes that were left out; the best setting of each
+is trained over several seeds; then the test classes are looked at, once. What is called better is so for other classes
+and other seeds. Leaves a folder with the leaderboard, a report, the best settings as
 configurations, and the winner as a run.
 
   nearfar compare photos                                           a dozen losses, heads on cached features
@@ -35,15 +38,20 @@ configurations, and the winner as a run.
   nearfar compare photos --losses CircleLoss ProxyAnchorLoss       these alone
   nearfar compare photos --finetune --trials 4                     the whole network
   nearfar compare --resume comparisons/photos-1                    go on after a stop, to the very same end
+  nearfar compare photos --null CosFaceLoss                        a loss against itself: are equals told apart?
 
-  --losses NAME NAME ...          nearfar losses lists them; CircleLoss/class is the class-level form of CircleLoss
-  --trials N                      settings of each loss that are tried (10)
-  --seeds N                       runs of each loss's best setting (3)
+  --losses NAME NAME ...          nearfar losses lists them; CircleLoss is searched over its two forms,
+                                  CircleLoss/class and CircleLoss/pair over one
+  --trials N                      settings that are tried of a loss with three hyper-parameters, rates included, and of
+                                  others in proportion (10); 1: the defaults
+  --seeds N                       runs of each loss's best setting (5)
   --folds N                       of the training classes, to judge settings on (4, fewer with few classes)
   --budget TIME                   for everything, such as 90s, 10min or 1h30min: to fit it there are fewer settings,
                                   then seeds and folds, then losses unless they were named; alike for all
   --finetune                      train the whole network, not a head on cached features
   --resume FOLDER                 go on with a comparison that was stopped or killed
+  --null LOSS                     train its default setting with four times as many seeds as a contestant has (3 each),
+                                  and deal the runs out 200 times as if they were of four contestants
   --config FILE                   begin with this YAML file
   --out FOLDER                    of the comparison; default: comparisons/DATA-NUMBER
   --quiet                         show nothing but the result
@@ -76,6 +84,8 @@ def run(words: Sequence[str]) -> int:
     if "resume" in taken:
         print_leaderboard(compare(resume=taken["resume"], quiet=quiet))
         return 0
+    if "null" in taken:
+        return _null(taken, options, positional, losses, quiet)
     counts = {name: convert(taken[name], int, name) for name in ("trials", "seeds", "folds") if name in taken}
     config = configuration(taken, options, positional[0] if positional else None)
     board = compare(
@@ -87,6 +97,22 @@ def run(words: Sequence[str]) -> int:
         **counts,
     )
     print_leaderboard(board)
+    return 0
+
+
+def _null(
+    taken: dict[str, Any], options: dict[str, Any], positional: list[str], losses: list[str] | None, quiet: bool
+) -> int:
+    for name in ("trials", "folds", "budget"):
+        if name in taken:
+            raise ConfigError(f"--null trains one setting of one loss: leave --{name} out")
+    if losses is not None:
+        raise ConfigError("--null compares one loss with itself: leave --losses out")
+    from nearfar.compare.null import null_check
+
+    seeds = {"seeds": convert(taken["seeds"], int, "seeds")} if "seeds" in taken else {}
+    config = configuration(taken, options, positional[0] if positional else None)
+    print(null_check(config=config, loss=taken["null"], finetune=taken.get("finetune", False), quiet=quiet, **seeds))
     return 0
 
 

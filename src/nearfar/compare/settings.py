@@ -14,7 +14,7 @@ from nearfar.training.options import ConfigError, from_dict, to_dict
 from nearfar.training.runs import replacing
 
 FILE = "compare.yaml"
-TRIALS, SEEDS, FOLDS = 10, 3, 4
+TRIALS, SEEDS, FOLDS = 10, 5, 4
 
 
 @dataclass(frozen=True)
