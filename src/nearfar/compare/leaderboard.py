@@ -93,12 +93,11 @@ class Leaderboard:
             if row.name != name:
                 pair = self.pair(name, row.name)
                 by[pair.verdict(name)].append(f"{row.name} ({pair.needed})" if pair.needed else row.name)
-        others = "all others" if len(self.rows) > 2 else ""
-        told = [f"{how} than {', '.join(by[how]) if len(by[how]) < len(self.rows) - 1 else others or by[how][0]}"
-                for how in ("better", "worse") if by[how]]  # fmt: skip
+        told = [f"{how} than {', '.join(by[how])}" for how in ("better", "worse") if by[how]]
         parts = [f"{name} is {' and '.join(told)}."] if told else []
         if open_ := by["cannot be told"]:
-            parts.append(f"Whether it is better or worse than these cannot be told: {'; '.join(open_)}.")
+            who = "it" if told else name
+            parts.append(f"Whether {who} is better or worse than these cannot be told: {'; '.join(open_)}.")
         return " ".join(parts)
 
 

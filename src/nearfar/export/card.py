@@ -131,11 +131,26 @@ def _measured(facts: Facts) -> str:
     mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
     features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
     begun, called = (before, "before training") if features is None else (features, "pretrained features")
-    rows = [(name, _percent(begun.get(name)), _percent(after[name])) for name in names]
+    kept = (facts.metrics.get("candidates") or {}).get(facts.metrics.get("kept")) or {}
+    intervals: Mapping[str, Any] = kept.get("intervals", {})
+    rows = [[name, _percent(begun.get(name)), _percent(after[name]), _between(intervals.get(name))] for name in names]
+    header = ["", called, "this model", "95 % interval"]
+    stated = ""
+    if intervals:
+        stated = (
+            f"\n\nThe intervals rest on {facts.metrics.get('classes', 0):,} classes: the figures of other classes like "
+            "these would lie there."
+        )
+    else:
+        header, rows = header[:3], [row[:3] for row in rows]
     return (
         f"## Results\n\nOn {_code(data_name(facts.config))}, {which} ({facts.metrics.get('measured_on', 'test')} rows)"
-        f"{mirrored}:\n\n{table(('', called, 'this model'), rows)}"
+        f"{mirrored}:\n\n{table(header, rows)}{stated}"
     )
+
+
+def _between(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
 
 
 def _quantised(found: Accuracy) -> str:

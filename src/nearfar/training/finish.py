@@ -203,7 +203,7 @@ def report(run: Run) -> None:
         }
         for name, own in found.items()
     }
-    print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
+    print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over these classes", columns)
     best = metrics["best"]
     if best is not None:
         print(f"best of validation ({config.evaluation.metric} {best['value']:.1%}) at step {best['step']:,}")
