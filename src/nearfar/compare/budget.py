@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compare.spaces import share
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
 from nearfar.training.options import ConfigError
 
 PLANNED = 0.9  # of the time that is left: what is planned is an estimate

@@ -34,7 +34,6 @@ from nearfar.training.config import TrainConfig
 from nearfar.training.options import with_options
 from nearfar.training.progress import Display
 from nearfar.training.reading import open_readable, readable
-from nearfar.training.runs import replacing
 
 GROUPS, SEEDS, DRAWS = 4, 3, 200
 METRICS = ("map@r", "recall@1")
