@@ -88,16 +88,17 @@ class Leaderboard:
 
     def against(self, name: str) -> str:
         """How a contestant stands to all others, in a sentence or two."""
-        by: dict[str, list[str]] = {"better": [], "worse": [], "cannot be told": []}
+        by: dict[str, list[str]] = {}  # the others, by what can be told of them or what would tell
         for row in self.rows:
             if row.name != name:
                 pair = self.pair(name, row.name)
-                by[pair.verdict(name)].append(f"{row.name} ({pair.needed})" if pair.needed else row.name)
-        told = [f"{how} than {', '.join(by[how])}" for how in ("better", "worse") if by[how]]
+                by.setdefault(pair.needed or pair.verdict(name), []).append(row.name)
+        told = [f"{how} than {', '.join(by.pop(how))}" for how in ("better", "worse") if how in by]
         parts = [f"{name} is {' and '.join(told)}."] if told else []
-        if open_ := by["cannot be told"]:
+        if by:
             who = "it" if told else name
-            parts.append(f"Whether {who} is better or worse than these cannot be told: {'; '.join(open_)}.")
+            still = "; ".join(f"{', '.join(names)} ({needed})" for needed, names in by.items())
+            parts.append(f"Whether {who} is better or worse than these cannot be told: {still}.")
         return " ".join(parts)
 
 

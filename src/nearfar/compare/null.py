@@ -30,6 +30,7 @@ from nearfar.compare.settings import FOLDS, Effort, make_comparison, new_folder
 from nearfar.compare.statistics import LEVEL, Floats, holm
 from nearfar.data import Table
 from nearfar.evaluation.class_means import class_mean
+from nearfar.foundation.files import write_file
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import with_options
 from nearfar.training.progress import Display
@@ -158,8 +159,7 @@ def null_check(
         files.write_queries(seen, folder / "queries.npz")
         found = {name: alarms(seen.values[loss][name], seen.labels, seeds, draws, shared.seed) for name in METRICS}
         check = NullCheck(shared.data.path, loss, GROUPS * seeds, seeds, rows.test.num_classes, found, folder)
-        with replacing(folder / FILE) as file:
-            file.write(json.dumps(asdict(check) | {"folder": str(folder)}, indent=2).encode())
+        write_file(folder / FILE, json.dumps(asdict(check) | {"folder": str(folder)}, indent=2))
     for model in (folder / RUNS).glob("*/model.safetensors"):
         model.unlink()
     return check

@@ -15,12 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.evaluation.class_means import CONFIDENCE, ClassMean, class_mean
+from nearfar.evaluation.class_means import CONFIDENCE, MOST_CLASSES, MOST_RUNS, ClassMean, class_mean
 from nearfar.evaluation.student import quantile
 
 Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "cannot be told"]
 LEVEL = 1 - CONFIDENCE
+NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would tell"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class Pair:
         """What would tell, in words; nothing where it can be told.
 
         >>> Pair("a", "b", 0.01, -0.01, 0.03, 0.2, 0.4, seeds=7, classes=250).needed
-        '7 seeds or 250 classes would'
+        '7 seeds or 250 classes would tell'
         """
         if self.significant:
             return ""
         parts = [f"{count:,} {what}" for count, what in ((self.seeds, "seeds"), (self.classes, "classes")) if count]
-        return f"{' or '.join(parts)} would" if parts else "nor by a few times as many seeds or classes"
+        return f"{' or '.join(parts)} would tell" if parts else NOTHING_WOULD
 
 
 def summary(values: Floats, labels: NDArray[Any]) -> Mean:
