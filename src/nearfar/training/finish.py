@@ -217,7 +217,7 @@ def report(run: Run) -> None:
         for name, own in found.items()
     }
     if columns:
-        print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
+        print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over these classes", columns)
     elif after:
         print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
     else:
