@@ -20,8 +20,9 @@ class DifferentCountsWarning(UserWarning):
     """A copy of a well-known data set does not have the official number of images or classes."""
 
 
-def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Table:  # noqa: A001
-    """Open the data set at a path, or the embedded one by its name "glyphs".
+def open(path: str | PathLike[str] | None = None, layout: str | None = None) -> Table:  # noqa: A001
+    """Open the data set at a path. Without a path it is the embedded one, as with the name "glyphs" unless a file or
+    folder has that name.
 
     The known layouts are CUB-200-2011, Cars196, Stanford Online Products, In-Shop, Market-1501, MSMT17, LFW, YTF, CFP,
     AgeDB, lists of pairs, IJB-B and IJB-C, MegaFace, insightface's .rec and .bin, Hugging Face data sets, Parquet, CSV,
@@ -34,9 +35,9 @@ def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Tab
 
     If the counts differ from the official ones, a warning is issued and noted in the table.
     """
-    root = Path(path).expanduser()
-    if str(path) == EMBEDDED and not root.exists():
+    if path is None or path_of(path) == EMBEDDED:
         return glyphs()
+    root = Path(path).expanduser()
     if not root.exists():
         raise MissingFileError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r} for the embedded one")
     root = root.absolute()
@@ -48,6 +49,18 @@ def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Tab
     for difference in notes:
         warnings.warn(f"{root}: {difference}", DifferentCountsWarning, stacklevel=2)
     return dataclasses.replace(table, notes=(*table.notes, *notes))
+
+
+def path_of(path: str | PathLike[str]) -> str:
+    """The path for a configuration, in which "glyphs" always means the embedded data set: a file or folder of that name
+    becomes an absolute path.
+    """
+    return str(Path(EMBEDDED).absolute()) if str(path) == EMBEDDED and Path(EMBEDDED).exists() else str(path)
+
+
+def reopen(path: str, layout: str | None = None) -> Table:
+    """Open the data set that a configuration or the id of an image names (see `path_of`)."""
+    return open(None if path == EMBEDDED else path, layout)
 
 
 def _recognised(root: Path) -> tuple[Layout, Path]:
