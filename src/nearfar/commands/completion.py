@@ -39,10 +39,11 @@ def _options() -> dict[str, list[str]]:
 
 def _values() -> dict[str, list[str]]:
     """What may follow some options."""
-    from nearfar.losses import list_losses
+    from nearfar.losses import list_losses, list_penalties
     from nearfar.training.recipes import list_recipes
 
-    return {"--loss": [info.name for info in list_losses()], "--recipe": [recipe.name for recipe in list_recipes()]}
+    names = [info.name for info in (*list_losses(), *list_penalties())]
+    return {"--loss": names, "--recipe": [recipe.name for recipe in list_recipes()]}
 
 
 def _bash(options: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]) -> str:

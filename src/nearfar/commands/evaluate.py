@@ -33,5 +33,6 @@ def run(words: Sequence[str]) -> int:
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
     for note in metrics["notes"]:
         print(f"note: {note}")
-    print_table(f"{metrics['data']}: {metrics['images']:,} images", columns)
+    how = ", codes by Hamming distance" if metrics["compared_by"] == "hamming" else ""
+    print_table(f"{metrics['data']}: {metrics['images']:,} images{how}", columns)
     return 0

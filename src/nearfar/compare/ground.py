@@ -210,5 +210,7 @@ class Ground:
         embeddings = self.embeddings(fold)
         if fold.val_features is not None and not np.isfinite(embeddings).all():
             return math.nan
-        value: float = measure(embeddings, fold.val, self.config.evaluation.ks).get(self.metric, math.nan)
+        value: float = measure(embeddings, fold.val, self.config.evaluation.ks, binary=self.embedder.binary).get(
+            self.metric, math.nan
+        )
         return value

@@ -1,7 +1,7 @@
 """The one look at the test classes: all runs and the baselines on the same queries. Nothing is chosen afterwards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ from torch import nn
 
 from nearfar.compare.ground import Ground
 from nearfar.data import SPLITS, Table
-from nearfar.evaluation import retrieval_metrics
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
-from nearfar.training.measure import embed
+from nearfar.training.measure import embed, search_for
 from nearfar.training.options import ConfigError
 from nearfar.training.runs import Run
 from nearfar.training.start import start
@@ -28,11 +27,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Look:
-    """By contestant and metric, values (seeds, queries); queries without a match are left out."""
+    """By contestant and metric, values (seeds, queries); queries without a match are left out.
+
+    Binary codes are compared by Hamming distance, as search does it; `cosines` has the MAP@R that the numbers behind
+    them would have by their cosines.
+    """
 
     values: Mapping[str, Mapping[str, Floats]]
     images: int
     classes: int
+    cosines: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def queries(self) -> int:
@@ -50,15 +54,20 @@ def look(
         done: called after each contestant.
     """
     values: dict[str, dict[str, Floats]] = {}
+    cosines: dict[str, float] = {}
     for name, baseline in baselines(ground.config, seen).items():
         baseline.to(ground.device)
         values[name] = _stacked([per_query(embed(baseline, test, ground.config), test)])
         done(name)
     for name, own in runs.items():
         models = ((run.model(str(ground.device)), run.config) for run in own)
-        values[name] = _stacked([per_query(embed(model, test, config), test) for model, config in models])
+        embeddings = [embed(model, test, config) for model, config in models]
+        binary = ground.embedder.binary
+        values[name] = _stacked([per_query(x, test, binary=binary) for x in embeddings])
+        if binary:
+            cosines[name] = float(_stacked([per_query(x, test) for x in embeddings])["map@r"].mean())
         done(name)
-    return Look(values, len(test), test.num_classes)
+    return Look(values, len(test), test.num_classes, cosines)
 
 
 def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
@@ -80,7 +89,7 @@ def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
     return found
 
 
-def per_query(embeddings: NDArray[np.float32], table: Table) -> dict[str, Floats]:
+def per_query(embeddings: NDArray[np.float32], table: Table, *, binary: bool = False) -> dict[str, Floats]:
     """The metrics of every query that has a match: queries against the gallery where the table has them, else each row
     against all others. Unreadable images and rows without a label are left out.
     """
@@ -96,7 +105,7 @@ def per_query(embeddings: NDArray[np.float32], table: Table) -> dict[str, Floats
     labels = table.labels[query]
     if not len(labels):
         raise ConfigError(f"{table.name} has no test image that could be read and has a label")
-    found: dict[str, Floats] = retrieval_metrics(embeddings[query], labels, **options)["per_query"]
+    found: dict[str, Floats] = search_for(binary)(embeddings[query], labels, **options)["per_query"]
     used = ~np.isnan(found[METRICS[0]])
     return {name: found[name][used] for name in METRICS}
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from nearfar.compare.budget import counted, shortened
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
-from nearfar.compare.live import HEADINGS, shown
+from nearfar.compare.live import HEADINGS, of_codes, shown
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Found
 from nearfar.report import Page, style
@@ -47,6 +47,8 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         f"{counted(facts['trials'], 'setting')} on {counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} "
         f"training classes, and {counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
     )
+    if facts.get("cosines"):
+        section.paragraph(of_codes(facts["cosines"]))
     section.figure(
         style.svg(forest(board)),
         "MAP@R on the test classes. Bars: 95 % intervals over queries. Dashed: the better baseline.",

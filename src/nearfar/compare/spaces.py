@@ -111,6 +111,8 @@ def read_contestant(word: str) -> LossConfig:
         raise ConfigError(f"{word}: losses have no form {form}; {name}{CLASS_FORM} compares with class weights")
     if slash and info.level != "pair or class":
         raise ConfigError(f"{word}: {name} has one form alone, write {name}")
+    if info.level == "penalty":
+        raise ConfigError(f"{name} is a penalty of binary codes, to be added to a loss: it is none to compare")
     if info.level == "towers":
         raise ConfigError(
             f"{name} compares two views of the same samples, without labels: it cannot be compared on labelled images; "

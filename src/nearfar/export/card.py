@@ -28,7 +28,8 @@ _NAMES = (
     "ms-pl mpl-2.0 odc-by odbl openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl unknown other"
 )
 LICENCES = frozenset(_NAMES.split())
-_SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@10", "r_precision", "map@r", "map")
+_OF_CODES = ("cosine recall@1", "cosine map@r")
+_SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@10", "r_precision", "map@r", "map", *_OF_CODES)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _body(model: Embedder, facts: Facts) -> str:
 
 def _summary(model: Embedder, facts: Facts) -> str:
     shape = input_shape(model)
-    what = f"a binary code of {model.dimension} bits" if model.settings.head == "hash" else f"{model.dimension} numbers"
+    what = f"a binary code of {model.dimension} bits" if model.binary else f"{model.dimension} numbers"
     return (
         f"Turns {'an image' if len(shape) == 3 else 'features'} into {what}, such that those of the same class lie "
         "near each other and others far: for search by example, recognition of the new, grouping, deduplication. A "
@@ -137,9 +138,13 @@ def _measured(facts: Facts) -> str:
     features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
     begun, called = (before, "before training") if features is None else (features, "pretrained features")
     rows = [(name, _percent(begun.get(name)), _percent(after[name])) for name in names]
+    how = ""
+    if facts.metrics.get("compared_by") == "hamming":
+        how = ", by the Hamming distance of the codes (cosine: of the numbers behind them)"
     return (
         f"## Results\n\nOn {_code(measured_name(facts.config))}, {which} "
-        f"({facts.metrics.get('measured_on', 'test')} rows){mirrored}:\n\n{table(('', called, 'this model'), rows)}"
+        f"({facts.metrics.get('measured_on', 'test')} rows){how}{mirrored}:\n\n"
+        f"{table(('', called, 'this model'), rows)}"
     )
 
 

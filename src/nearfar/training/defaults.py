@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearfar.data import Table
-from nearfar.losses import list_losses
 from nearfar.models import Embedder, list_trunks
 from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
-from nearfar.training.options import ConfigError
+from nearfar.training.options import ConfigError, loss_info
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"  # proxies follow a random network slowly
 GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
@@ -112,8 +111,8 @@ def is_pretrained(backbone: str, weights: str) -> bool:
 
 def compares_samples(loss: LossConfig) -> bool:
     """Whether the loss needs several samples of a class in a batch."""
-    level = next(info.level for info in list_losses() if info.name == loss.name)
-    return level == "pair" or (level == "pair or class" and not loss.class_level)
+    level = loss_info(loss.name).level
+    return bool(level == "pair" or (level == "pair or class" and not loss.class_level))
 
 
 def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table) -> SamplerConfig:

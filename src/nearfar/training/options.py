@@ -198,10 +198,10 @@ def _checked(loss: LossConfig) -> LossConfig:
 
 
 def loss_info(name: str) -> Any:
-    """What the registry knows of a loss."""
-    from nearfar.losses import list_losses
+    """What the registry knows of a loss, or of a penalty."""
+    from nearfar.losses import list_losses, list_penalties
 
-    known = {info.name: info for info in list_losses()}
+    known = {info.name: info for info in (*list_losses(), *list_penalties())}
     if name not in known:
         hint = nearest(name, known) or nearest(f"{name}Loss", known) or ": nearfar losses lists them"
         raise ConfigError(f"there is no loss {name}{hint}")

@@ -9,7 +9,7 @@ from torch import nn
 import nearfar.data
 from nearfar.data import Loader, Table
 from nearfar.models import Embedder
-from nearfar.training.build import build_embedder, build_loss
+from nearfar.training.build import build_embedder, build_loss, check_penalties
 from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
@@ -102,6 +102,7 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
     if config.chunk is not None:
         check_batch_norm(embedder.train())
     config = with_images_of(config, embedder)
+    check_penalties(config)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
     sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
     check_batches(sampler, parts.train.labels, loss)

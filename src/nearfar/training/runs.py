@@ -40,7 +40,8 @@ from nearfar.training.exhausted import out_of_memory
 from nearfar.training.options import ConfigError, read_yaml, to_yaml
 from nearfar.training.shards import Shard, save_shards
 
-COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
+COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r")
+COLUMNS += ("cosine recall@1", "cosine map@r", "test recall@1", "test map@r")  # cosines beside codes
 
 
 class RunError(NearfarError, RuntimeError):
