@@ -1,17 +1,22 @@
 """`nearfar losses`."""
 
-import argparse
 import inspect
 from collections.abc import Sequence
 
+from nearfar.commands.grammar import Parser
 from nearfar.training.options import loss_info
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("losses [NAME]", "List the losses, or show one of them.")
+    words.add_argument("name", nargs="?", metavar="NAME", help="of one loss: its formula, arguments and paper")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """List the losses, or show one."""
-    parser = argparse.ArgumentParser(prog="nearfar losses", description="List the losses, or show one of them.")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of one loss: its formula, arguments and paper")
-    chosen = parser.parse_args(words).name
+    chosen = parser().parse_args(words).name
     if chosen is not None:
         _show(chosen)
         return 0

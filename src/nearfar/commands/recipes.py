@@ -1,16 +1,20 @@
 """`nearfar recipes`."""
 
-import argparse
 from collections.abc import Sequence
+
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("recipes [NAME]", "List the papers' protocols, or print the configuration of one.")
+    words.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """List the recipes, or print the configuration of one."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar recipes", description="List the papers' protocols, or print the configuration of one."
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
-    chosen = parser.parse_args(words).name
+    chosen = parser().parse_args(words).name
     from nearfar.training.options import to_yaml
     from nearfar.training.recipes import list_recipes, recipe
 

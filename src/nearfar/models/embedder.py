@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import nearfar
 from nearfar.errors import InputError
 from nearfar.imaging import EvalTransform, ImageLike
-from nearfar.imaging.foreign import transformed
+from nearfar.imaging.callables import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import storage
 from nearfar.models.checkpoints import load_weights

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import nearfar.data
 from nearfar.data import Table
-from nearfar.durations import duration, read_seconds
+from nearfar.foundation.durations import duration, read_seconds
 from nearfar.training.build import build_embedder
 from nearfar.training.candidates import features_alone, on_cached_features
 from nearfar.training.config import TrainConfig

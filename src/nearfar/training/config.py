@@ -253,6 +253,12 @@ class TrainConfig:
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option("32-true", "arithmetic of the network")
     ema: float = option(0.0, "decay of averaged weights, such as 0.999, which are evaluated and kept; 0: none")
     chunk: int | None = option(None, "images at a time through the network (GradCache): large batches in little memory")
+    select: Literal["hard", "weighted", "random"] | None = option(
+        None,
+        "compare all images of a batch, and send only a part of them back through the network. hard: those that weigh "
+        "most in the loss. weighted: drawn by their weight in it. random: drawn alike",
+    )
+    select_keep: float = option(0.25, "with select, the part of each batch; --keep 0.25 means this too")
     seed: int = option(0, "decides everything random")
     accelerator: str = option("auto", "auto, cpu, gpu, mps, ... (Lightning)")
     devices: int = option(1, "processes on each machine, each with batch_size images")

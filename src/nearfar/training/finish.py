@@ -21,12 +21,11 @@ from nearfar.training.learner import Learner
 from nearfar.training.measure import Floats, embed
 from nearfar.training.prepare import Prepared
 from nearfar.training.progress import Display, print_table
-from nearfar.training.runs import Run
+from nearfar.training.runs import COSINES, Run
 from nearfar.training.splits import Parts
 from nearfar.training.world import World
 
-BESIDE = ("cosine recall@1", "cosine map@r")  # of codes
-SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map", *BESIDE)
+SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map", *COSINES)
 COLUMNS = {"features": "features", "start": "start", "trained": "after"}
 
 

@@ -32,6 +32,7 @@ from nearfar.training.parts import (
 from nearfar.training.runs import RunError
 from nearfar.training.shards import Shard, load_shards
 from nearfar.training.spread import rows_here
+from nearfar.training.subset import SubsetStep, check_keep
 from nearfar.training.world import World
 
 FORMAT = 1  # of the states below
@@ -91,10 +92,12 @@ class Learner(LightningModule):
         self._resumed: Mapping[str, Any] | None = None
         self._resumed_shards: Path | None = None
         self._last: Step | None = None
-        self._chunks: GradCache | None = None
-        if config.chunk is not None:
-            self._chunks = GradCache(embedder, loss, config.chunk)
-            check_chunks(config)
+        self._whole_step: GradCache | SubsetStep | None = None  # which goes backward by itself
+        if config.select is not None:
+            self._whole_step = SubsetStep(embedder, loss, config.select, config.select_keep, config.chunk)
+        elif config.chunk is not None:
+            self._whole_step = GradCache(embedder, loss, config.chunk)
+        check_chunks(config)
 
     def configure_optimizers(self) -> Any:
         """Lightning asks once, when the weights are where they will be trained."""
@@ -126,10 +129,10 @@ class Learner(LightningModule):
         _seed_step(self.config.seed, self.done, self.global_rank, self.device)
         if self.embedder.binary:
             self.embedder.set_progress(self.done / self.total_steps)
-        if self._chunks is not None:
+        if self._whole_step is not None:
             self.optimiser.zero_grad()
-            loss = self._chunks.step(batch.images, batch.labels)
-            embeddings = self._chunks.embeddings
+            loss = self._whole_step.step(batch.images, batch.labels)
+            embeddings = self._whole_step.embeddings
         else:
             embed = self.embedder.project if self.config.model.freeze else self.embedder
             embeddings = embed(batch.images)
@@ -142,13 +145,13 @@ class Learner(LightningModule):
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """In chunks, it has been done already."""
-        if self._chunks is None:
+        """In chunks, or of a part, it has been done already."""
+        if self._whole_step is None:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Lightning calls it between the step and `backward`."""
-        if self._chunks is None:
+        if self._whole_step is None:
             super().optimizer_zero_grad(*args, **kwargs)
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -237,13 +240,18 @@ def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, 
 
 
 def check_chunks(config: TrainConfig) -> None:
-    """Refuse what does not go with GradCache."""
+    """Refuse what does not go with GradCache, or with a part of the batch."""
+    name = "select" if config.select is not None else "chunk"
+    if config.chunk is None and config.select is None:
+        return
     if config.model.freeze:
-        raise ConfigError("--freeze trains a head on cached features, which fit into memory: leave chunk out")
+        raise ConfigError(f"--freeze trains a head on cached features, which fit into memory: leave {name} out")
     if config.devices * config.nodes > 1:
-        raise ConfigError("chunk goes with one device: with several, raise devices instead")
+        raise ConfigError(f"{name} goes with one device: with several, raise devices instead")
     if config.precision == "16-mixed":
-        raise ConfigError("chunk goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+        raise ConfigError(f"{name} goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+    if config.select is not None:
+        check_keep(config.select_keep)
 
 
 def _seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:

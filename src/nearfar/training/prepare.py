@@ -86,8 +86,7 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 def build(config: TrainConfig, parts: Parts, world: World | None = None, display: Display | None = None) -> Prepared:
     """Build and check what trains on these rows."""
     world, display = world or World(), display or Display(quiet=True)
-    if config.chunk is not None:
-        check_chunks(config)
+    check_chunks(config)
     if not 0 < config.sample_rate <= 1:
         raise ConfigError(f"sample_rate={config.sample_rate} is a share of the classes, above 0 and up to 1")
     if config.sample_rate < 1 and config.precision == "16-mixed":
@@ -99,7 +98,7 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
     if given.model.dimension is None and config.model.head_start != "random" and wished is not None and wished > size:
         config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
         embedder = _embedder(config, parts)
-    if config.chunk is not None:
+    if config.chunk is not None and config.select is None:
         check_batch_norm(embedder.train())
     config = with_images_of(config, embedder)
     check_penalties(config)
