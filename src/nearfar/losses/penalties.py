@@ -15,22 +15,16 @@ SURVEY = "Wang et al., A Survey on Learning to Hash, TPAMI 2018, arXiv:1606.0018
 
 
 class Penalty(Summand):
-    """What the penalties share: how they are called."""
+    """A term without parameters that is added to a loss."""
 
     def __init__(self) -> None:
         super().__init__()
 
-    def forward(self, embeddings: Tensor, labels: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-        """
-        Args:
-            embeddings: (N, bits), h / sqrt(bits). Whatever else a loss is given makes no difference.
-        """
-        h = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-        return self.of_outputs(h * h.shape[1] ** 0.5)
 
-    def of_outputs(self, h: Tensor) -> Tensor:
-        """The penalty of the head's outputs (N, bits), each between -1 and 1."""
-        raise NotImplementedError
+def outputs(embeddings: Tensor) -> Tensor:
+    """The head's outputs (N, bits), between -1 and 1, of embeddings h / sqrt(bits)."""
+    h = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+    return torch.as_tensor(h * h.shape[1] ** 0.5)
 
 
 @register("penalty", SURVEY, "mean (|h| − 1)²")
@@ -42,8 +36,12 @@ class QuantizationLoss(Penalty):
     References: J. Wang et al., "A Survey on Learning to Hash", TPAMI 2018, arXiv:1606.00185.
     """
 
-    def of_outputs(self, h: Tensor) -> Tensor:
-        return (h.abs() - 1).square().mean()
+    def forward(self, embeddings: Tensor, labels: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+        """
+        Args:
+            embeddings: (N, bits), h / sqrt(bits). Whatever else a loss is given makes no difference.
+        """
+        return (outputs(embeddings).abs() - 1).square().mean()
 
 
 @register("penalty", SURVEY, "mean over the bits of (mean over the batch of h)²")
@@ -55,5 +53,9 @@ class BitBalanceLoss(Penalty):
     References: J. Wang et al., "A Survey on Learning to Hash", TPAMI 2018, arXiv:1606.00185.
     """
 
-    def of_outputs(self, h: Tensor) -> Tensor:
-        return h.mean(0).square().mean()
+    def forward(self, embeddings: Tensor, labels: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+        """
+        Args:
+            embeddings: (N, bits), h / sqrt(bits). Whatever else a loss is given makes no difference.
+        """
+        return outputs(embeddings).mean(0).square().mean()
