@@ -26,6 +26,7 @@ def run(words: Sequence[str]) -> int:
     options = parser().parse_args(words)
     from nearfar.training.evaluate import evaluate
     from nearfar.training.progress import print_table
+    from nearfar.training.runs import COSINES
 
     ks = tuple(options.ks) if options.ks else None
     chosen = {name: getattr(options, name) for name in ("ci", "flip", "size", "device")}
@@ -33,7 +34,9 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(metrics, indent=2))
         return 0
-    columns = {"": {name: value for name, value in metrics.items() if isinstance(value, float)}}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+    # Of the cosines behind codes, --json has all.
+    columns = {"": {n: value for n, value in numbers.items() if n in COSINES or not n.startswith("cosine ")}}
     if options.ci:
         for number, side in enumerate(("low", "high")):
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
