@@ -46,6 +46,8 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
             "of the numbers behind the codes."
         )
     section.paragraph(words)
+    if "norms" in metrics:
+        section.paragraph(f"The loss saw embeddings {metrics['norms']}. Everything here is measured by their cosines.")
     for note in notes:
         section.paragraph(f"Note: {note}.")
     names = [name for name in after if isinstance(after[name], (int, float))]

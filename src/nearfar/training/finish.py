@@ -11,10 +11,11 @@ import numpy as np
 
 from nearfar.data import Table
 from nearfar.models import Embedder
-from nearfar.training import thresholds
+from nearfar.training import norms, thresholds
 from nearfar.training.candidates import Measured, chosen, features_alone, gain, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import Choice
+from nearfar.training.defaults import is_pretrained
 from nearfar.training.fit import Fitted
 from nearfar.training.held_out import HeldOut, held_out_of
 from nearfar.training.learner import Learner
@@ -91,14 +92,16 @@ def finish(
     if not world.first:
         return
     model = candidates.model(kept)
-    threshold, note = thresholds.of_run(
-        held_out,
-        config.evaluation,
-        parts.table.labels,
-        codes=model.binary,
-        test=(shown, parts.test.labels) if parts.test is not None else None,
-        seed=config.seed,
-    )
+    threshold, note = None, thresholds.NO_BETTER
+    if learned(kept, values, config):
+        threshold, note = thresholds.of_run(
+            held_out,
+            config.evaluation,
+            parts.table.labels,
+            codes=model.binary,
+            test=(shown, parts.test.labels) if parts.test is not None else None,
+            seed=config.seed,
+        )
     model.label_names = candidates.embedder.label_names
     model.calibration = {} if threshold is None else {"threshold": threshold}
     model.save(run.folder)
@@ -120,6 +123,7 @@ def finish(
             "classes": classes,
             "open_set": parts.open_set,
             "best": fitted.best,
+            "norms": norms.described(fitted.learner.loss, config.model),
             "steps": fitted.learner.done,
             "threshold": threshold,
             "threshold_note": note,
@@ -131,6 +135,15 @@ def finish(
         write_report(run, shown, table, config)
     if not display.quiet:
         report(run)
+
+
+def learned(kept: str, values: Mapping[str, float], config: TrainConfig) -> bool:
+    """Whether what is kept knows more, by the held-out rows, than a network that nobody has trained, or than it knew
+    before this training.
+    """
+    if kept == "start":
+        return is_pretrained(config.model.backbone or "", config.model.weights) or config.model.backbone == "features"
+    return kept != "trained" or "start" not in values or values["trained"] > values["start"]
 
 
 def _candidates(run: Run, fitted: Fitted, config: TrainConfig, *, chosen: bool) -> _Candidates:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-import nearfar.data
 from nearfar.data import Loader, Table
+from nearfar.data.opening import reopen
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss, check_penalties
 from nearfar.training.checks import check_batches, check_metric, check_parameters
@@ -61,7 +61,7 @@ def prepare(
     check_installed(config.loggers)
     check_metric(config.evaluation.metric, config.evaluation.ks)
     if table is None:
-        table = nearfar.data.open(config.data.path, config.data.layout)
+        table = reopen(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
     rows, found = readable(table, config.data.max_broken, display, config.data.path)
