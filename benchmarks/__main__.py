@@ -114,6 +114,9 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument("--modes", nargs="+", default=["sharded", "replicated", "sampled"], metavar="MODE")
     ranks.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/distributed.csv")
 
+    claims = commands.add_parser("claims", help="how often a comparison of equals claims a difference, simulated")
+    claims.add_argument("--draws", type=int, default=2000, metavar="N", help="of each cell (2000)")
+
     calibration = commands.add_parser("calibration", help="thresholds stated for unseen classes against measured ones")
     calibration.add_argument("data", nargs="*", metavar="DATA", help="folders of data sets, or glyphs")
     calibration.add_argument("--features", nargs="+", type=Path, default=[], metavar="NPZ", help="of e (N, D), y (N,)")
@@ -250,6 +253,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         data = [*([] if options.without_glyphs else [defaults.GLYPHS]), *options.data]
         return defaults.measure(data, options.losses, options.seeds, options.out or defaults.CSV)
+    if options.command == "claims":
+        from benchmarks import claims
+
+        return claims.measure(options.draws)
     if options.command == "calibration":
         from benchmarks import calibration  # networks and matplotlib are needed here alone
 

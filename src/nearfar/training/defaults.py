@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nearfar.data import Table
 from nearfar.data.opening import EMBEDDED
@@ -123,8 +124,10 @@ def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:
     if given.proxies is not None:
         return replace(given, lr=lr)
     rates = {name: lr if given.name == "sgd" else getattr(own, name) for name in ("classes", "scale", "boundary")}
-    wished = {name: getattr(given, name) for name in rates if getattr(given, name) is not None}
-    return replace(given, lr=lr, **rates | wished)
+    chosen: dict[str, Any] = {
+        name: rate if getattr(given, name) is None else getattr(given, name) for name, rate in rates.items()
+    }
+    return replace(given, lr=lr, **chosen)
 
 
 def _schedule(config: TrainConfig, own: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig) -> ScheduleConfig:

@@ -226,7 +226,9 @@ def report(run: Run) -> None:
     }
     if columns:
         how = ", codes by Hamming distance" if metrics.get("compared_by") == "hamming" else ""
-        print_table(f"{classes} of {name} ({metrics['measured_on']}){how}, with 95 % intervals over classes", columns)
+        print_table(
+            f"{classes} of {name} ({metrics['measured_on']}){how}, with 95 % intervals over these classes", columns
+        )
     elif after:
         print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
     else:

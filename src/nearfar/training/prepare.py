@@ -86,10 +86,11 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
     """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
     schedule, model = config.schedule, config.model
-    if schedule.warmup_steps >= steps:
+    warmup = schedule.warmup_steps or 0
+    if warmup >= steps:
         schedule = replace(schedule, warmup_steps=steps // 10)
         display.note(
-            f"the rates are to rise for {config.schedule.warmup_steps:,} steps, and there are only {steps:,}: they "
+            f"the rates are to rise for {warmup:,} steps, and there are only {steps:,}: they "
             f"rise for {schedule.warmup_steps:,}"
         )
     if model.warmup_epochs * epoch >= steps and not model.freeze:
