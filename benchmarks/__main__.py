@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     identify.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/identify.csv")
 
     hashing = commands.add_parser("hashing", help="figures of codes beside a search of an index, for guides/hashing.md")
-    hashing.add_argument("--epochs", type=int, default=4, metavar="N", help="of each run on the glyphs (4)")
+    hashing.add_argument("--steps", type=int, default=150, metavar="N", help="of each run on the glyphs (150)")
 
     commands.add_parser("parity", help="every trunk as ONNX and TorchScript against PyTorch, for docs/export.md")
 
@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "hashing":
         from benchmarks import hashing  # faiss is needed here alone
 
-        return hashing.write(options.epochs)
+        return hashing.write(options.steps)
     if options.command == "parity":
         from benchmarks import parity  # onnx is needed here alone
 

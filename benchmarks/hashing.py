@@ -46,9 +46,9 @@ def searched(where: Path) -> dict[str, float]:
     return {name: float(np.mean(found)) for name, found in values.items()}
 
 
-def measured(bits: int, folder: Path, epochs: int) -> dict[str, dict[str, float]]:
+def measured(bits: int, folder: Path, steps: int) -> dict[str, dict[str, float]]:
     """A run with codes of so many bits: its figures, those of its cosines, and what searching an index of it finds."""
-    run: Run = nearfar.train(head="hash", dimension=bits, epochs=epochs, out=str(folder), quiet=True)
+    run: Run = nearfar.train(head="hash", dimension=bits, max_steps=steps, out=str(folder), quiet=True)
     main(["index", str(run.folder), "--split", "test", "--index", str(folder / "index")])
     after = run.metrics["after"]
     return {
@@ -58,13 +58,13 @@ def measured(bits: int, folder: Path, epochs: int) -> dict[str, dict[str, float]
     }
 
 
-def write(epochs: int) -> int:
+def write(steps: int) -> int:
     """Measure all, and put the table into the documentation."""
     lines = ["| bits | | Recall@1 | MAP@R |", "|---|---|---|---|"]
     agree = True
     with tempfile.TemporaryDirectory() as folder:
         for bits in BITS:
-            found = measured(bits, Path(folder) / str(bits), epochs)
+            found = measured(bits, Path(folder) / str(bits), steps)
             agree &= all(abs(found["measured"][name] - found["searched"][name]) < 1e-12 for name in METRICS)
             for name, values in found.items():
                 lines.append(f"| {bits} | {name} | {values['recall@1']:.8f} | {values['map@r']:.8f} |")
