@@ -241,7 +241,7 @@ def with_test_data(parts: Parts, kept: KeptSplit, data: DataConfig) -> Parts:
     """With the rows of the data that the configuration names to test on, if it does."""
     if data.test is None:
         return parts
-    rows, notes = unseen_rows(data.test, kept, data.max_broken)
+    rows, notes = unseen_rows(reopen(data.test), kept, data.max_broken)
     if (rows.images is None) != (parts.table.images is None):
         raise RunError(f"{data.path} and --test {data.test} must both be images, or both features")
     note = f"tested on {data.test}: {len(rows):,} images of {rows.num_classes:,} classes"
