@@ -373,7 +373,7 @@ def test_broken_images(folder):
     expected = model.embed(paths)
     paths[1].write_bytes(b"broken")
     paths.append(folder / "nowhere.png")
-    with pytest.raises(BrokenImageError, match=r"2\.png: not a picture.*max_broken=0\.01 would"):
+    with pytest.raises(BrokenImageError, match=r"2\.png: not an image but text.*max_broken=0\.01 would"):
         model.embed(paths)
     with pytest.raises(TooManyBrokenImagesError, match=r"2 of 8 images are broken, more than max_broken=0\.2"):
         model.embed(paths, max_broken=0.2, batch_size=8)
@@ -512,7 +512,7 @@ def rewritten(path: Path, **changes) -> Path:
         ({"format": 9}, "has format 9, this version of nearfar reads 1"),
         ({"settings": None}, "incomplete or damaged: KeyError"),
         ({"settings": {"pool": "avg"}}, "settings need exactly"),
-        ({"preprocess": {"transform": "eval", "cut": 3}}, "has no cut"),
+        ({"preprocess": {"transform": "eval", "cut": 3}}, "has no setting cut"),
         ({"trunk": {"kind": "named", "name": "resnet"}}, "knows no trunk"),
         (
             {"trunk": {"kind": "named", "name": "convnet", "options": {"width": 8}}},

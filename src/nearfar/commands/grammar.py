@@ -218,8 +218,9 @@ def configuration(
         raise ConfigError("DATA and --data.path are the same: give one of them")
     changed = with_options(base, {**({} if data is None else {"data.path": data}), **settings})
     # nearfar.data would say so too, but only after seconds of importing torch and Lightning.
-    if data is not None and data != TrainConfig().data.path and not Path(data).expanduser().exists():
-        raise MissingFileError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
+    for path in (data, settings.get("data.test")):
+        if path is not None and path != TrainConfig().data.path and not Path(path).expanduser().exists():
+            raise MissingFileError(f"there is no {path}: give the path of a data set, or 'glyphs', the embedded one")
     return changed
 
 

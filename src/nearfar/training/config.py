@@ -30,10 +30,14 @@ class DataConfig:
 
     path: str = option("glyphs", "folder, CSV file or the like (see nearfar.data.open); glyphs is built in")
     layout: str | None = option(None, "name of the layout, instead of recognising it")
-    split: Literal["auto", "classes", "images"] = option(
+    split: Literal["auto", "classes", "images", "all"] = option(
         "auto",
         "auto: as the data says; where it does not, classes in halves, or images where there are fewer than 8 classes. "
-        "classes: test on classes that are not trained on. images: test on other images of the same classes",
+        "classes: test on classes that are not trained on. images: test on other images of the same classes. all: "
+        "train on every class; the test data are elsewhere (test), or there are none",
+    )
+    test: str | None = option(
+        None, "other data to test on, without what was trained on; with them, auto is all where the data has no split"
     )
     validation: float | None = option(
         None,

@@ -53,6 +53,7 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
     data = replace(
         config.data,
         path=_absolute(config.data.path, ("glyphs",)),
+        test=None if config.data.test is None else _absolute(config.data.test, ("glyphs",)),
         flip=(0.0 if small else 0.5) if config.data.flip is None else config.data.flip,
         pad=(2 if small else 0) if config.data.pad is None else config.data.pad,
         workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,

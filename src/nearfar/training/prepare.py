@@ -15,7 +15,7 @@ from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
 from nearfar.training.defaults import FITTED, resolve, with_images_of
 from nearfar.training.gradcache import check_batch_norm
-from nearfar.training.kept_split import KeptSplit
+from nearfar.training.kept_split import KeptSplit, with_test_data
 from nearfar.training.learner import check_chunks, make_optimisation
 from nearfar.training.loggers import check_installed
 from nearfar.training.options import ConfigError
@@ -74,6 +74,7 @@ def prepare(
             config = choose(config, rows, display)
         parts = split(rows, config.data, config.seed, frozen=config.model.freeze or table.images is None)
         kept = KeptSplit.of(table, found, parts)
+    parts = with_test_data(parts, kept, config.data)
     return replace(build(config, parts, world, display), split=kept)
 
 
