@@ -37,6 +37,8 @@ def run(words: Sequence[str]) -> int:
     if options.ci:
         for number, side in enumerate(("low", "high")):
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
+        classes = metrics["ci_classes"]
+        print(f"95 % intervals over {classes:,} classes: where the figures of other classes like these would lie")
     for note in metrics["notes"]:
         print(f"note: {note}")
     print_table(f"{metrics['data']}: {metrics['images']:,} images", columns)

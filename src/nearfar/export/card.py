@@ -137,12 +137,29 @@ def _measured(facts: CardFacts) -> str:
     mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
     features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
     baseline, heading = (before, "before training") if features is None else (features, "pretrained features")
-    rows = [(name, _percent(baseline.get(name)), _percent(after[name])) for name in names]
+    kept = (facts.metrics.get("candidates") or {}).get(facts.metrics.get("kept")) or {}
+    intervals: Mapping[str, Any] = kept.get("intervals", {})
+    rows = [
+        [name, _percent(baseline.get(name)), _percent(after[name]), _between(intervals.get(name))] for name in names
+    ]
+    header = ["", heading, "this model", "95 % interval"]
+    stated = ""
+    if intervals:
+        stated = (
+            f"\n\nThe intervals rest on {facts.metrics.get('classes', 0):,} classes: the figures of other classes like "
+            "these would lie there."
+        )
+    else:
+        header, rows = header[:3], [row[:3] for row in rows]
     return (
         f"## Results\n\nOn {_code(measured_name(facts.config))}, {classes} "
         f"({facts.metrics.get('measured_on', 'test')} rows){mirrored}:\n\n"
-        f"{markdown_table(('', heading, 'this model'), rows)}"
+        f"{markdown_table(header, rows)}{stated}"
     )
+
+
+def _between(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
 
 
 def _quantised(accuracy: Accuracy) -> str:

@@ -25,6 +25,8 @@ def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Em
         if known is None:
             raise
         raise MissingFileError(f"{error}. {known}") from None
+    if model.head_scale is not None and not embedder.settings.fits_head:
+        embedder.scale_head(model.head_scale)
     embedder.preprocess = embedder.transform = prepared(embedder.preprocess, config.data)
     return embedder
 

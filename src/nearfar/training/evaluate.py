@@ -33,7 +33,7 @@ def evaluate(
         data: what `nearfar.data.open` opens, or a table: its test rows are measured, or all rows where it has no split
             of its own. By default, the run's own test rows. Images that the run was trained on are never measured.
         ks: for recall@k; by default the run's.
-        ci: add bootstrap intervals, over classes.
+        ci: add 95 % intervals, over classes.
         flip: average an image and its mirror image; by default as the run does.
         size: side of the images; by default that of the run.
         device: where the network computes.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import nearfar.data
 from nearfar.data import SPLITS, Table
+from nearfar.data.opening import reopen
 from nearfar.data.splits import halves_note
 from nearfar.data.survey import Survey, row_name, survey
 from nearfar.foundation.files import write_rows
@@ -274,13 +275,13 @@ def match_of(run: Run, advance: Callable[[int], None] | None = None) -> Match:
     """The rows of a run's own data as they are now, against its split."""
     kept = KeptSplit.load(run)
     assert kept is not None
-    table = nearfar.data.open(run.config.data.path, run.config.data.layout)
+    table = reopen(run.config.data.path, run.config.data.layout)
     return kept.match(table, survey(table, advance))
 
 
 def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
     config = run.config
-    table = nearfar.data.open(config.data.path, config.data.layout)
+    table = reopen(config.data.path, config.data.layout)
     numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
     readable = survey(table, advance).kept(numbered)
     parts = split(readable, config.data, config.seed, frozen=config.model.freeze)

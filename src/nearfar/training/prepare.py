@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-import nearfar.data
 from nearfar.data import Loader, Table
+from nearfar.data.opening import reopen
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_metric, check_parameters
@@ -61,7 +61,7 @@ def prepare(
     check_installed(config.loggers)
     check_metric(config.evaluation.metric, config.evaluation.ks)
     if table is None:
-        table = nearfar.data.open(config.data.path, config.data.layout)
+        table = reopen(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
     rows, found = readable(table, config.data.max_broken, display, config.data.path)
@@ -86,10 +86,11 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
     """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
     schedule, model = config.schedule, config.model
-    if schedule.warmup_steps >= steps:
+    warmup = schedule.warmup_steps or 0
+    if warmup >= steps:
         schedule = replace(schedule, warmup_steps=steps // 10)
         display.note(
-            f"the rates are to rise for {config.schedule.warmup_steps:,} steps, and there are only {steps:,}: they "
+            f"the rates are to rise for {warmup:,} steps, and there are only {steps:,}: they "
             f"rise for {schedule.warmup_steps:,}"
         )
     if model.warmup_epochs * epoch >= steps and not model.freeze:
