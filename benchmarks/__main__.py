@@ -127,6 +127,13 @@ def parser() -> argparse.ArgumentParser:
     first_runs.add_argument("--again", action="store_true", help="also what is there already")
     first_runs.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/first_runs.csv")
 
+    defaults = commands.add_parser("defaults", help="every loss by its defaults, for docs/losses.md")
+    defaults.add_argument("data", nargs="*", metavar="DATA", help="data sets whose frozen features are trained on, too")
+    defaults.add_argument("--losses", nargs="+", metavar="LOSS", help="such as 'CircleLoss, class-level' (all)")
+    defaults.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="(0)")
+    defaults.add_argument("--without_glyphs", action="store_true", help="the data sets given alone")
+    defaults.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/defaults.csv")
+
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
     return top
@@ -234,6 +241,11 @@ def main(arguments: list[str] | None = None) -> int:
 
         out = options.out or first_runs.CSV
         return first_runs.measure(options.data, options.freeze, range(*options.draws), out, again=options.again)
+    if options.command == "defaults":
+        from benchmarks import defaults  # lightning is needed here alone
+
+        data = [*([] if options.without_glyphs else [defaults.GLYPHS]), *options.data]
+        return defaults.measure(data, options.losses, options.seeds, options.out or defaults.CSV)
     if options.command == "claims":
         from benchmarks import claims
 

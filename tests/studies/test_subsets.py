@@ -57,8 +57,3 @@ def test_a_part_takes_the_memory_of_a_small_batch(options: Options) -> None:
 def test_wrong_options(wrong: dict, message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
         Options(**wrong)
-
-
-def test_whole_networks_are_not_frozen() -> None:
-    with pytest.raises(ConfigError, match="trains whole networks"):
-        Networks(with_options(TrainConfig(), {"freeze": True}))

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 
 from nearfar.commands.grammar import Parser
+from nearfar.training.loss_defaults import shown
 from nearfar.training.options import loss_info
 
 
@@ -41,3 +42,12 @@ def _show(name: str) -> None:
             print(f"  {argument:<28} from the data and the model")
         else:
             print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")
+    if info.level == "towers":
+        return
+    norm = "any norm" if info.loss.free_norm else "norm 1"
+    print(
+        f"\ndefined on features of {norm}. Trained, unless the options say otherwise, with rates (AdamW's) and warm-up:"
+    )
+    print("\n".join(shown(info.name)))
+    if info.level == "pair or class":
+        print("\n".join(["compared with class weights:", *shown(info.name, class_level=True)]))

@@ -41,6 +41,7 @@ from nearfar.compare.settings import (
     write_comparison,
 )
 from nearfar.data import Table
+from nearfar.data.opening import path_of
 from nearfar.foundation.durations import duration, read_seconds
 from nearfar.foundation.files import write_file
 from nearfar.training.config import TrainConfig
@@ -139,7 +140,7 @@ def _new(
 ) -> Comparison:
     shared = with_options(config or TrainConfig(), options)
     if data is not None:
-        path = data.name if isinstance(data, Table) else os.fspath(data)
+        path = data.name if isinstance(data, Table) else path_of(data)
         shared = replace(shared, data=replace(shared.data, path=path))
     return make_comparison(shared, losses, effort, finetune)
 

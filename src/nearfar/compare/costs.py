@@ -19,6 +19,7 @@ from nearfar.compare.budget import BASELINES, Budget, BudgetError, Costs, rounde
 from nearfar.compare.ground import LOOKS, Ground, Rows, shared_config
 from nearfar.compare.journal import Journal
 from nearfar.compare.look import per_query
+from nearfar.compare.retrain import held_out_once
 from nearfar.compare.search import defaults, fold_key
 from nearfar.compare.settings import Comparison
 from nearfar.compare.statistics import all_pairs
@@ -98,7 +99,7 @@ def _ending(
     comparison: Comparison, ground: Ground, rows: Rows, budget: Budget, fold: float, step: float, folder: Path
 ) -> Costs:
     clock, name = budget.clock, comparison.contestants[0]
-    config = configured(ground.config, comparison.loss(name), defaults(ground, name)[0])
+    config = held_out_once(configured(ground.config, comparison.loss(name), defaults(ground, name)[0]))
     total = _steps_of(config, rows.seen)
     few = int(min(total / LOOKS, SHARE * budget.seconds / max(step, 1e-6)))
     few = min(max(few, FEWEST_STEPS), total)

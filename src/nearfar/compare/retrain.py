@@ -31,8 +31,10 @@ def slug(name: str) -> str:
     return name.replace("/", "-")
 
 
-def _once(config: TrainConfig) -> TrainConfig:
-    """Validation classes are held out once, and what is trained is kept: the comparison is of trained models."""
+def held_out_once(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run: validation classes are held out once, and the trained model is kept, since trained
+    models are compared.
+    """
     share = VALIDATION if config.data.validation is None else config.data.validation
     data = replace(config.data, validation=share, folds=1)
     return replace(config, data=data, evaluation=replace(config.evaluation, keep="trained"))
@@ -65,7 +67,7 @@ def retrain(
         for name in list(runs) if number else settings:
             if pace is not None and number == 0 and not pace.another_run(name, len(runs) + 1):
                 break
-            best = _once(configured(ground.config, comparison.loss(name), settings[name]))
+            best = held_out_once(configured(ground.config, comparison.loss(name), settings[name]))
             best = replace(best, seed=best.seed + number)
             run = Run(folder / RUNS / f"{slug(name)}-{best.seed}")
             _run(best, run, seen, journal, pace)

@@ -41,6 +41,8 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
     if (step := best_step(files)) is not None:
         words += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
     section.paragraph(words)
+    if "norms" in metrics:
+        section.paragraph(f"The loss saw embeddings {metrics['norms']}. Everything here is measured by their cosines.")
     for note in notes:
         section.paragraph(f"Note: {note}.")
     names = [name for name in after if isinstance(after[name], (int, float))]

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-import nearfar.data
 from nearfar.compare.ground import Fold, Ground
 from nearfar.compare.trial import After, run_fold
 from nearfar.data import Table
+from nearfar.data.opening import reopen
 from nearfar.data.survey import survey
 from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
 from nearfar.training.measure import measure
@@ -65,7 +65,7 @@ def read_rows(
     """Training and test rows of the data; of `classes` classes each, if given: the first ones. What cannot be read is
     left out, and `say` told so.
     """
-    whole = nearfar.data.open(config.data.path, config.data.layout)
+    whole = reopen(config.data.path, config.data.layout)
     found = survey(whole)
     found.check(whole, config.data.max_broken)
     if say is not None:

@@ -77,10 +77,8 @@ def network_config(config: TrainConfig) -> TrainConfig:
     """A configuration for whole networks, with what it leaves open chosen for studies."""
     if config.devices > 1:
         raise ConfigError("a study trains on one device: leave devices out")
-    if config.model.freeze:
-        raise ConfigError("this study trains whole networks: leave --freeze out")
     model = config.model
-    if model.backbone is None:
+    if model.backbone is None and not model.freeze:
         model = replace(model, backbone="convnet", options=model.options or {"width": WIDTH})
     return replace(config, model=replace(model, dimension=model.dimension or DIMENSION), out=None)
 
