@@ -95,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     identify.add_argument("--features", type=Path, metavar="NPZ", help="embeddings and labels of CUB-200-2011")
     identify.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/identify.csv")
 
+    hashing = commands.add_parser("hashing", help="figures of codes beside a search of an index, for guides/hashing.md")
+    hashing.add_argument("--steps", type=int, default=150, metavar="N", help="of each run on the glyphs (150)")
+
     commands.add_parser("parity", help="every trunk as ONNX and TorchScript against PyTorch, for docs/export.md")
 
     serving = commands.add_parser("serving", help="requests to nearfar serve, over loopback")
@@ -110,6 +113,9 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument("--losses", nargs="+", default=["ArcFaceLoss", "ProxyAnchorLoss"], metavar="LOSS")
     ranks.add_argument("--modes", nargs="+", default=["sharded", "replicated", "sampled"], metavar="MODE")
     ranks.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/distributed.csv")
+
+    claims = commands.add_parser("claims", help="how often a comparison of equals claims a difference, simulated")
+    claims.add_argument("--draws", type=int, default=2000, metavar="N", help="of each cell (2000)")
 
     calibration = commands.add_parser("calibration", help="thresholds stated for unseen classes against measured ones")
     calibration.add_argument("data", nargs="*", metavar="DATA", help="folders of data sets, or glyphs")
@@ -218,6 +224,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out is None:
             identify.write_table()
         return 0
+    if options.command == "hashing":
+        from benchmarks import hashing  # faiss is needed here alone
+
+        return hashing.write(options.steps)
     if options.command == "parity":
         from benchmarks import parity  # onnx is needed here alone
 
@@ -243,6 +253,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         data = [*([] if options.without_glyphs else [defaults.GLYPHS]), *options.data]
         return defaults.measure(data, options.losses, options.seeds, options.out or defaults.CSV)
+    if options.command == "claims":
+        from benchmarks import claims
+
+        return claims.measure(options.draws)
     if options.command == "calibration":
         from benchmarks import calibration  # networks and matplotlib are needed here alone
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Range, has_proxies, read_contestant, space_of
+from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Choice, Range, has_proxies, read_contestant, space_of
 from nearfar.studies import convergence_figures as figures
 from nearfar.studies import crossing
 from nearfar.studies.networks import NetworkOptions, Networks
@@ -145,25 +145,28 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 # The search
 
 
-def trial_options(name: str, trial: int, seed: int) -> dict[str, float]:
+def trial_options(name: str, trial: int, seed: int) -> dict[str, Any]:
     """Options of `nearfar train` for a trial: none for the first one, then near the defaults, drawn at random."""
     if not trial:
         return {}
     loss, drawn = read_contestant(name), {}
     random = np.random.default_rng([seed, trial])
     for key, space in space_of(loss, RANDOM_RATE).items():
-        value = near(space, float(random.uniform(-1, 1)))
-        drawn["optimiser.proxies" if key == "proxies" else key] = float(f"{value:.3g}")
+        if isinstance(space, Choice):
+            drawn[key] = space.values[random.integers(len(space.values))]
+        else:
+            value = near(space, float(random.uniform(-1, 1)))
+            drawn["optimiser.proxies" if key == "proxies" else key] = float(f"{value:.3g}")
     return drawn
 
 
 def near(space: Range, way: float) -> float:
-    """A value within the range, from a third of its middle to three times that for a scale.
+    """A value within the range, from a third of its start to three times that for a scale.
 
     >>> near(Range(1, 100, log=True), 1.0), near(Range(0.0, 0.4), -1.0)
     (30.0, 0.1)
     """
-    value = space.middle * FACTOR**way if space.log else space.middle + way * PART * (space.high - space.low)
+    value = space.first * FACTOR**way if space.log else space.first + way * PART * (space.high - space.low)
     return min(max(value, space.low), space.high)
 
 

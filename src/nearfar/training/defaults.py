@@ -3,13 +3,14 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nearfar.data import Table
-from nearfar.losses import list_losses
+from nearfar.data.opening import EMBEDDED
 from nearfar.models import Embedder, list_trunks
 from nearfar.training.config import LossConfig, ModelConfig, OptimiserConfig, SamplerConfig, ScheduleConfig, TrainConfig
 from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_all, with_arguments
-from nearfar.training.options import ConfigError
+from nearfar.training.options import ConfigError, loss_info
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"
 GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
@@ -56,8 +57,8 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
     )
     data = replace(
         config.data,
-        path=_absolute(config.data.path, ("glyphs",)),
-        test=None if config.data.test is None else _absolute(config.data.test, ("glyphs",)),
+        path=_absolute(config.data.path, (EMBEDDED,)),
+        test=None if config.data.test is None else _absolute(config.data.test, (EMBEDDED,)),
         flip=(0.0 if small else 0.5) if config.data.flip is None else config.data.flip,
         pad=(2 if small else 0) if config.data.pad is None else config.data.pad,
         workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,
@@ -113,8 +114,8 @@ def is_pretrained(backbone: str, weights: str) -> bool:
 
 def compares_samples(loss: LossConfig) -> bool:
     """Whether the loss needs several samples of a class in a batch."""
-    level = next(info.level for info in list_losses() if info.name == loss.name)
-    return level == "pair" or (level == "pair or class" and not loss.class_level)
+    level = loss_info(loss.name).level
+    return bool(level == "pair" or (level == "pair or class" and not loss.class_level))
 
 
 def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:
@@ -122,15 +123,11 @@ def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:
     lr = given.lr or own.lr
     if given.proxies is not None:
         return replace(given, lr=lr)
-    if given.name == "sgd":
-        own = replace(own, classes=lr, scale=lr, boundary=lr)
-    return replace(
-        given,
-        lr=lr,
-        classes=own.classes if given.classes is None else given.classes,
-        scale=own.scale if given.scale is None else given.scale,
-        boundary=own.boundary if given.boundary is None else given.boundary,
-    )
+    rates = {name: lr if given.name == "sgd" else getattr(own, name) for name in ("classes", "scale", "boundary")}
+    chosen: dict[str, Any] = {
+        name: rate if getattr(given, name) is None else getattr(given, name) for name, rate in rates.items()
+    }
+    return replace(given, lr=lr, **chosen)
 
 
 def _schedule(config: TrainConfig, own: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig) -> ScheduleConfig:
@@ -178,4 +175,4 @@ def _workers(in_memory: bool, devices: int) -> int:
 
 def _absolute(path: str, names: tuple[str, ...]) -> str:
     """A path that means the same from another folder; names stay as they are."""
-    return path if path in names and not Path(path).exists() else str(Path(path).expanduser().absolute())
+    return path if path in names else str(Path(path).expanduser().absolute())

@@ -41,6 +41,7 @@ PLAIN = TrainConfig(
         freeze=False,
         freeze_batch_norm=False,
         warmup_epochs=0,
+        normalise="always",
     ),
     class_start="random",
     sample_rate=1.0,
@@ -59,6 +60,7 @@ PLAIN = TrainConfig(
     evaluation=EvaluationConfig(keep="trained", flip=False),
     precision="32-true",
     ema=0.0,
+    on_collapse="stop",
     chunk=None,
     select=None,
 )
