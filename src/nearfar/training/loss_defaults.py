@@ -84,9 +84,9 @@ def shown(name: str, class_level: bool = False) -> list[str]:
     """The table of one loss, as lines."""
     table = {start: defaults_of(name, start, class_level) for start in STARTS}
     names = [f.name for f in fields(LossDefaults) if f.name not in ("arguments", "why")]
-    lines = [f"  {'':<34}" + "".join(f"{own:>10}" for own in names)]
+    lines = [f"  {'':<34}" + "".join(f"{own:>12}" for own in names)]
     for start, own in table.items():
-        lines.append(f"  {STARTS[start]:<34}" + "".join(f"{getattr(own, own_name):>10g}" for own_name in names))
+        lines.append(f"  {STARTS[start]:<34}" + "".join(f"{getattr(own, own_name):>12g}" for own_name in names))
     changed: dict[str, list[str]] = {}
     for start, own in table.items():
         for argument, value in own.arguments.items():
