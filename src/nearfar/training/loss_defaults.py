@@ -54,6 +54,7 @@ OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
             "why": "dot products of long vectors hide how they differ",
         }
     },
+    "SoftTripleLoss": {"scratch": {"classes": 1e-2}},
     "TripletMarginLoss": {
         "": {"arguments": {"mining": "all"}, "why": "the hardest triplets of each batch collapse a network that starts"}
     },
