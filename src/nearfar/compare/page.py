@@ -32,8 +32,7 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
     facts = board.facts
     section = page.section("Leaderboard")
     section.paragraph(
-        f"{board.winner} has the highest MAP@R of the losses; {board.verdict(board.winner)}. "
-        f"{board.against(board.winner)} {claim(board)}"
+        f"{board.winner} has the highest MAP@R of the losses. {board.against(board.winner)} {claim(board)}"
     )
     section.paragraph(
         f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that nothing was trained on or chosen "
