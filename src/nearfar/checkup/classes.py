@@ -3,9 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.checkup.finding import Finding, counted, first
+from nearfar.checkup.finding import Finding, first
 from nearfar.data import Table
 from nearfar.evaluation.class_calibration import CLASSES
+from nearfar.training.progress import counted
 from nearfar.training.splits import FEW_CLASSES, Parts
 
 ENOUGH_CLASSES = 16  # half of them are trained on, and some of these held out

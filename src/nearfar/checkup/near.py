@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.checkup.files import MOST_GROUPS
-from nearfar.checkup.finding import Finding, counted, first
+from nearfar.checkup.finding import Finding, first
 from nearfar.data import Table
 from nearfar.data.survey import row_name
 from nearfar.retrieval.duplicates import THRESHOLD, near_pairs
@@ -17,6 +17,7 @@ from nearfar.retrieval.vectors import unit
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
+from nearfar.training.progress import counted
 
 FEW_CLASSES = 16  # below, a sample has some rows of each
 ALIKE = 0.2  # a share of the tested images; where more have a double, it is the trunk that cannot tell them apart

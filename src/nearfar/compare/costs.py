@@ -79,7 +79,7 @@ def measure_costs(comparison: Comparison, ground: Ground, rows: Rows, journal: J
 
 
 def _fold(comparison: Comparison, ground: Ground, journal: Journal, budget: Budget) -> tuple[float, float]:
-    """Seconds of a training on a fold, and of a step in it."""
+    """Seconds of a training on a fold, and of a step in it with its share of the looks at the validation classes."""
     name, fold = comparison.contestants[0], ground.folds[0]
     key, setting = fold_key(name, 0, 0), default_setting(comparison, ground, name)
     entry = journal.get(key)
@@ -90,7 +90,8 @@ def _fold(comparison: Comparison, ground: Ground, journal: Journal, budget: Budg
         outcome = run_fold(ground, fold, comparison.loss(name), setting, after=steps, clock=budget.clock)
     except _EnoughError:
         look = _timed(budget.clock, lambda: ground.validate(fold))
-        return steps.before + steps.total * steps.step + LOOKS * look, steps.step
+        seconds = steps.before + steps.total * steps.step + LOOKS * look
+        return seconds, seconds / max(1, steps.total)
     journal.add(key, setting=setting, **asdict(outcome))
     return outcome.seconds, outcome.seconds / max(1, outcome.steps)
 
@@ -106,9 +107,8 @@ def _ending(
     began = clock()
     run = train(rows.seen, config=replace(config, max_steps=few, out=str(folder / "run")), quiet=True)
     whole = clock() - began
-    training = min(run.metrics["train_seconds"], whole)
-    around = whole - training
-    cost = around + training * total / few + (LOOKS - 1) * run.metrics["test_seconds"]
+    around = max(0.0, whole - run.metrics["train_seconds"])
+    cost = whole + (total - few) * step
     # How long a model takes on the test rows is known by rows that may be seen, and how many more there are.
     table = ground.folds[0].val
     more = len(rows.test) / max(1, len(table))

@@ -18,6 +18,7 @@ from nearfar.serve.images import checked, to_keep
 from nearfar.serve.insight import Evaluated, Insight
 from nearfar.serve.limits import Limits, Slots
 from nearfar.serve.security import WriteAccess
+from nearfar.training.thresholds import said
 
 Embed = Callable[[Source], NDArray[np.float32]]
 """A picture to its embedding, (1, D); safe to call from several threads."""
@@ -68,7 +69,7 @@ class ServedRun:
             "dimension": index.dimension,
             "index": index.kind,
             "threshold": self.gallery.threshold,
-            "threshold_precision": _measured_precision(index.threshold),
+            "threshold_note": None if index.threshold is None else said(index.threshold),
             "metrics": {"recall_at_1": metrics.get("recall@1"), "map_at_r": metrics.get("map@r")},
         }
 
@@ -86,9 +87,9 @@ class ServedRun:
         """The neighbours of a picture that was sent."""
         return self._embedded_and_searched(checked(content, most_pixels).content, k)
 
-    def identify_picture(self, content: bytes, most_pixels: int) -> dict[str, Any]:
-        """Which class a picture that was sent is of, or none."""
-        identifier, told = self.identity.answer(self._embed(checked(content, most_pixels).content))
+    def identify_picture(self, content: bytes, far: float, most_pixels: int) -> dict[str, Any]:
+        """Which class a picture that was sent is of, or none, at a false accept rate."""
+        identifier, told = self.identity.answer(self._embed(checked(content, most_pixels).content), far)
         names = {name: readable(value) for name, value in told.to_dict().items() if isinstance(value, str)}
         found = identifier.calibration
         return {
@@ -233,9 +234,3 @@ class Serving:
         if key not in self.runs:
             raise UnknownRunError(key)
         return self.runs[key]
-
-
-def _measured_precision(threshold: Mapping[str, Any] | None) -> float | None:
-    """Of a threshold on the test classes; None where that was not measured."""
-    measured = None if threshold is None else threshold.get("measured")
-    return None if measured is None else measured["precision"]

@@ -9,6 +9,10 @@ RunKey = Annotated[Literal["a", "b"], Path(description="a: the first run of the 
 ItemKey = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Of an image of the gallery.")]
 Count = Annotated[int, Query(ge=1, le=100, description="How many neighbours.")]
 Side = Annotated[Literal["96", "192", "384"], Query(description="Pixels of the longer side, at most.")]
+Rate = Annotated[
+    Literal["0.01", "0.05", "0.1", "0.2"],
+    Query(description="The share of pictures of things that are not enrolled that may be taken for one."),
+]
 LABEL_LENGTH = 200
 
 
@@ -37,7 +41,7 @@ class RunState(BaseModel):
     dimension: int
     index: str = Field(description="exact, hnsw or ivfpq")
     threshold: float | None = Field(description="From which similarity on two images count as the same.")
-    threshold_precision: float | None = Field(description="Of the pairs it accepts, as measured on test classes.")
+    threshold_note: str | None = Field(description="What it was measured to be worth on test classes.")
     metrics: Metrics
 
 

@@ -103,10 +103,11 @@ def said(threshold: Mapping[str, Any]) -> str:
             f"{_share(found, 'precision')} of the accepted pairs are right where {_percent(found['share'])} of all "
             "pairs are the same"
         )
+    doubt = "" if _kept(threshold) else ". So these classes do not keep what the held-out ones promised"
     return (
-        f"{words}. Measured on {found['classes']:,} classes never trained on: {right}; {_share(found, 'tar')} of the "
-        f"same pairs are found; {_share(found, 'far')} of the others are accepted ({found['confidence']:.0%} intervals)"
-        f"{'' if _kept(threshold) else '. So these classes do not keep what the held-out ones promised'}"
+        f"{words}. Measured on {found['classes']:,} classes never trained on, with {_percent(found['confidence'])} "
+        f"intervals: {right}; {_share(found, 'tar')} of the same pairs are found; {_share(found, 'far')} of the others "
+        f"are accepted{doubt}"
     )
 
 
@@ -137,7 +138,7 @@ def _compared(embeddings: NDArray[np.float32], codes: bool) -> NDArray[Any]:
 
 def _share(found: Mapping[str, Any], name: str) -> str:
     low, high = found[f"{name}_interval"]
-    return f"{_percent(found[name])} ({_percent(low)} to {_percent(high)})"
+    return f"{_percent(found[name])} ({100 * low:.3g} to {_percent(high)})"
 
 
 def _percent(share: float) -> str:

@@ -7,6 +7,7 @@ import { who } from "./who.js";
 
 const K = 24;
 const EXAMPLES = 12;
+let far = "0.01"; // the share of strangers that may be named
 const pictures = []; // that were given since the page was opened; an address names them by number
 let asking = new AbortController();
 
@@ -73,8 +74,13 @@ export async function showSearch(parameters) {
 
 /** Above what was found, who it is; a search is good without it. */
 async function identify(run, own, column, signal) {
-  const found = await sendPicture(`runs/${run}/identify`, {}, own.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
-  if (found) column.tell(who(found));
+  const found = await sendPicture(`runs/${run}/identify`, { far }, own.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
+  if (!found) return;
+  column.tell(who(found, far, async (chosen) => {
+    far = chosen;
+    await identify(run, own, column, signal).catch((error) => { if (error.name !== "AbortError") throw error; });
+    column.whole.querySelector(".who select")?.focus();
+  }));
 }
 
 function showQuery(address, words, alternative) {

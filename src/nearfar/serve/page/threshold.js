@@ -62,8 +62,8 @@ function slider(run, data, telling) {
   reset?.addEventListener("click", () => { chosen.set(run, data.calibrated); input.value = nearest(data.at, data.calibrated); show(); input.focus(); });
   show();
   const title = telling ? `${run.toUpperCase()}: the same from` : "The same from";
-  const { threshold_precision: measured } = runOf(run);
-  const note = data.calibrated === null || !measured ? null : el("p", { class: "faint" }, `${data.calibrated.toFixed(3)} was calibrated on held-out classes. Measured on the test classes when the run ended, ${percent(measured, 0)} of the pairs that it accepts are right.`);
+  const { threshold_note: worth } = runOf(run);
+  const note = worth === null || data.calibrated === null ? null : el("details", {}, el("summary", { class: "faint" }, `What ${data.calibrated.toFixed(3)} was measured to be worth`), el("p", { class: "faint" }, `${worth[0].toUpperCase()}${worth.slice(1)}.`));
   return [el("h2", { class: "row" }, el("span", {}, title), value, reset), input, chart, el("div", { class: "tiles" }, ...pairs), words, ...(note ? [note] : [])];
 }
 
