@@ -15,6 +15,7 @@ from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.index import RetrievalError
 from nearfar.retrieval.vectors import unit
 from nearfar.training.build import build_embedder
+from nearfar.training.candidates import without_head
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
 from nearfar.training.progress import counted
@@ -73,8 +74,8 @@ def _pairs(
     config: TrainConfig, table: Table, advance: Callable[[int], None] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
     """All near-identical pairs of rows; None if they are millions."""
-    plain = replace(config.model, head="none", dimension=None, hidden=None, head_start="random", freeze=True, views=1)
-    encoder = Encoder(build_embedder(resolve(replace(config, model=plain), table)), max_broken=1.0)
+    plain = replace(config, model=without_head(config.model))
+    encoder = Encoder(build_embedder(resolve(plain, table)), max_broken=1.0)
     assert table.images is not None
     vectors = np.concatenate(list(encoder.gallery(table.images, advance=advance)))
     there = np.flatnonzero(~np.isnan(vectors).any(1))
