@@ -22,7 +22,7 @@ import nearfar.data
 from benchmarks.results import ROOT, Stamped, append, stamp
 from benchmarks.tables import markdown
 from benchmarks.tables import replace as write_between
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
 from nearfar.training.train import train
 
 CSV = ROOT / "benchmarks" / "results" / "first_runs.csv"

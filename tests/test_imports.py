@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "nearfar"
-FOUNDATION = {"errors", "durations"}  # which everyone may import
+FOUNDATION = {"errors", "foundation"}  # which everyone may import
 MAY_IMPORT = {
     "errors": set(),
-    "durations": {"errors"},
+    "foundation": {"errors", "foundation"},
     "losses": {"losses"},
     "imaging": {"imaging"},
     "data": {"data", "imaging"},
@@ -62,7 +62,10 @@ print(json.dumps([calls, sorted(set(sys.modules) - there)]))
 """
     calls, loaded = json.loads(fresh_python(code))
     own = {f"nearfar.losses.{path.stem}" for path in (PACKAGE / "losses").glob("[!_]*.py")}  # not what is distributed
-    assert {"nearfar", "nearfar.losses"} <= set(loaded) <= {"nearfar", "nearfar.errors", "nearfar.losses", *own}
+    founded = {"nearfar.foundation", "nearfar.foundation.suggestions"}
+    assert (
+        {"nearfar", "nearfar.losses"} <= set(loaded) <= {"nearfar", "nearfar.errors", *founded, "nearfar.losses", *own}
+    )
     assert calls < 100_000  # some 23,000, most of them dataclasses
 
 
@@ -114,7 +117,7 @@ CLOCK = re.compile(r"^ *(from (time|timeit) import|import (\w[\w.]*, )*(time|tim
         ("import sys, time", True),
         ("def f():\n    from timeit import timeit", True),
         ('CODE = """\nimport time, torch\n"""', True),
-        ("import datetime\nfrom nearfar.planning.clock import time_of", False),
+        ("import datetime\nfrom nearfar.planning.timing import time_of", False),
     ],
 )
 def test_clocks_are_found(source: str, found: bool) -> None:

@@ -7,10 +7,11 @@ import pytest
 from PIL import Image
 
 import nearfar.data
-from nearfar.commands.words import configuration
+from nearfar.commands.grammar import configuration
 from nearfar.data import Table, glyphs
-from nearfar.data.embedded import HELD_OUT, cache_folder
+from nearfar.data.embedded import HELD_OUT
 from nearfar.data.opening import path_of, reopen
+from nearfar.foundation.folders import cache_folder
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
 
@@ -115,7 +116,7 @@ def test_a_folder_called_like_the_embedded_data_set(monkeypatch: pytest.MonkeyPa
     assert reopen("glyphs") is embedded
     for own in (nearfar.data.open("glyphs"), nearfar.data.open("./glyphs"), reopen(path_of("glyphs"))):
         assert (len(own), own.embedded) == (16, False)
-    told = {words: configuration({}, {}, words).data.path for words in (None, "glyphs", "./glyphs")}
+    told = {words: configuration({}, words).data.path for words in (None, "glyphs", "./glyphs")}
     assert told == {None: "glyphs", "glyphs": str(tmp_path / "glyphs"), "./glyphs": "./glyphs"}
     rows = embedded.split("train").compact()
     assert resolve(TrainConfig(), rows).data.path == "glyphs"  # so that a run of it is measured on it, anywhere

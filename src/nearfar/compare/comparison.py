@@ -42,7 +42,8 @@ from nearfar.compare.settings import (
 )
 from nearfar.data import Table
 from nearfar.data.opening import path_of
-from nearfar.durations import duration, read_seconds
+from nearfar.foundation.durations import duration, read_seconds
+from nearfar.foundation.files import write_file
 from nearfar.training.config import TrainConfig
 from nearfar.training.finish import write_report
 from nearfar.training.fit import StoppedError
@@ -51,7 +52,7 @@ from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import prepare
 from nearfar.training.progress import Display
 from nearfar.training.reading import open_readable, readable
-from nearfar.training.runs import Run, replacing
+from nearfar.training.runs import Run
 from nearfar.training.start import start
 
 
@@ -77,11 +78,12 @@ def compare(
     Args:
         data: what `nearfar.data.open` opens, or a table; the embedded glyphs by default.
         losses: names, "CircleLoss/class" for the class-level form of a loss that has both; a dozen by default.
-        trials: settings of each loss that are tried, its defaults first; 10 by default.
+        trials: settings that are tried of a loss with three hyper-parameters, its defaults first; 10 by default. Others
+            have as many in proportion to their hyper-parameters, rates included.
         seeds: runs of each loss's best setting; 3 by default.
         folds: of the training classes; every setting is judged on each; 4 by default, fewer with few classes.
         budget: a time for everything, such as "10min", or seconds. There are fewer settings to fit it, then fewer
-            seeds, folds, and losses, if they were not named; equally many for all losses.
+            seeds, folds, and losses, if they were not named; alike for all losses.
         finetune: train the whole network, not a head on cached features.
         config: of everything that the losses share.
         resume: the folder of a comparison to go on with, instead of all else. It ends as it would have ended.
@@ -168,7 +170,8 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, live: Live, budget: Bu
     live.starts_at(sum(fold.start_value for fold in ground.folds) / len(ground.folds))
     found = search(comparison, ground, journal, live, pace)
     files.write_trials(found, folder / "trials.csv")
-    runs = retrain(comparison, ground, found, rows.seen, folder, live.retrained, journal, pace)
+    best = {name: found.best(name).setting for name in found.trials}
+    runs = retrain(comparison, ground, best, rows.seen, folder, live.retrained, journal, pace)
     live.note("the search is over: now the test classes, once")
     seen = look(ground, runs, rows.seen, rows.test, lambda name: live.note(f"measured: {name}"))
     facts = _facts(asked, ground, found, rows, runs) | {"queries": seen.queries}
@@ -179,8 +182,7 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, live: Live, budget: Bu
     files.write_settings({name: own[0].config for name, own in runs.items()}, folder / "settings")
     _complete(Run(board.run), rows)
     write_page(board, found, folder / "report.html")
-    with replacing(folder / FILE) as file:  # last: it makes the comparison finished
-        file.write(to_json(board).encode())
+    write_file(folder / FILE, to_json(board))  # last: it makes the comparison finished
     if budget is not None:
         live.note(f"took {duration(budget.spent)} of {duration(budget.seconds)}")
     return board
@@ -220,7 +222,8 @@ def _facts(
         "train_classes": train.num_classes,
         "test_images": len(rows.test),
         "test_classes": rows.test.num_classes,
-        "trials": len(next(iter(found.trials.values()))),
+        "trials": found.rounds,
+        "settings": {name: len(trials) for name, trials in found.trials.items()},
         "trials_wished": asked.effort.trials,
         "folds": len(ground.folds),
         "folds_wished": asked.effort.folds,

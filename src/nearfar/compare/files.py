@@ -5,14 +5,12 @@ journal.jsonl        every training of the search, as it came; what a comparison
 trials.csv           every setting that was tried
 leaderboard.csv      one line for each contestant
 leaderboard.json     the same with all pairs of contestants; written last
-queries.npz          the metrics of every query, contestant and seed
+queries.npz          the metrics of every query, contestant and seed, with the queries' classes and images
 settings/LOSS.yaml   the best setting of each loss, for `nearfar train --config`
 runs/LOSS-SEED/      runs of the best settings; the winner's holds its model
 report.html          all this to look at
 """
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -26,9 +24,9 @@ from nearfar.compare.leaderboard import Leaderboard
 from nearfar.compare.look import METRICS, Look
 from nearfar.compare.retrain import slug
 from nearfar.compare.search import Found, Trial
+from nearfar.foundation.files import replaced_file, write_file, write_rows
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import to_yaml
-from nearfar.training.runs import replacing
 
 
 def write_trials(found: Found, path: Path) -> None:
@@ -37,7 +35,7 @@ def write_trials(found: Found, path: Path) -> None:
     folds = max(len(trial.outcomes) for trial in trials)
     names = list(dict.fromkeys(name for trial in trials for name in trial.setting))
     header = ["loss", "trial", "state", "mean", *(f"fold {i + 1}" for i in range(folds)), *names, "seconds", "diverged"]
-    _write_csv(path, header, [_trial_line(trial, folds, names) for trial in trials])
+    write_rows(path, header, [_trial_line(trial, folds, names) for trial in trials])
 
 
 def _trial_line(trial: Trial, folds: int, names: list[str]) -> list[Any]:
@@ -59,8 +57,8 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
     """One line for each contestant, in order."""
     header = ["rank", "name", "verdict"]
     for metric in METRICS:
-        header += [metric, f"{metric} seeds ±", f"{metric} queries low", f"{metric} queries high"]
-    header += ["validation", "seconds per step", "peak MB", "setting", "not significantly different from"]
+        header += [metric, f"{metric} seeds ±", f"{metric} low", f"{metric} high"]
+    header += ["validation", "seconds per step", "peak MB", "setting", "cannot be told from"]
     lines = []
     for place, row in enumerate(board.rows, 1):
         line: list[Any] = [place, row.name, board.verdict(row.name)]
@@ -70,31 +68,22 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
         line += ["" if row.peak_bytes is None else round(row.peak_bytes / 1e6)]
         line += ["" if row.setting is None else json.dumps(row.setting), "; ".join(board.equals(row.name))]
         lines.append(line)
-    _write_csv(path, header, lines)
+    write_rows(path, header, lines)
 
 
 def write_queries(seen: Look, path: Path) -> None:
-    """NAME METRIC: (seeds, queries)."""
-    arrays: dict[str, Any] = {
+    """NAME METRIC: (seeds, queries); labels and ids: (queries,)."""
+    arrays: dict[str, Any] = {"labels": seen.labels, "ids": seen.ids}
+    arrays |= {
         f"{name} {metric}": values[metric].astype(np.float32)
         for name, values in seen.values.items()
         for metric in METRICS
     }
-    with replacing(path) as file:
+    with replaced_file(path) as file:
         np.savez_compressed(file, **arrays)
 
 
 def write_settings(configs: Mapping[str, TrainConfig], folder: Path) -> None:
     """The best setting of each loss; `nearfar train --config` trains with it."""
     for name, config in configs.items():
-        with replacing(folder / f"{slug(name)}.yaml") as file:
-            file.write(to_yaml(replace(config, out=None)).encode())
-
-
-def _write_csv(path: Path, header: list[str], lines: list[list[Any]]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows(lines)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
+        write_file(folder / f"{slug(name)}.yaml", to_yaml(replace(config, out=None)))

@@ -162,12 +162,12 @@ class Heads:
         under = ground.under(config)
         found: Measured = {}
 
-        def last_look() -> float:
+        def last_look() -> tuple[float, float]:
             embeddings = under.embeddings(fold)
             if not np.isfinite(embeddings).all(1).any():
-                return math.nan
+                return math.nan, math.nan
             found.update(look() if look is not None else measured(embeddings, fold.val, config.evaluation.ks))
-            return 0.0
+            return 0.0, 0.0
 
         own = config.optimiser
         assert own.lr is not None and own.proxies is not None

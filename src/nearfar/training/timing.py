@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearfar.data import FeatureCache, Table
-from nearfar.data.embedded import cache_folder
+from nearfar.foundation.folders import cache_folder
 from nearfar.models import Embedder, list_trunks
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.config import TrainConfig
