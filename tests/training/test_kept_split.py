@@ -12,8 +12,8 @@ from PIL import Image
 import nearfar.data
 from nearfar.cli import main
 from nearfar.data.survey import survey
-from nearfar.serve import start
-from nearfar.serve.runs import ServedRun
+from nearfar.serve import server
+from nearfar.serve.served_run import ServedRun
 from nearfar.training.evaluate import evaluate, rows_of
 from nearfar.training.kept_split import KeptSplit, parts_of
 from nearfar.training.options import ConfigError
@@ -232,8 +232,8 @@ def test_the_server_says_what_has_changed_and_judges_by_the_split(
     def app(runs: Mapping[str, ServedRun], **_: object) -> None:
         served.extend(runs.values())
 
-    monkeypatch.setattr(start, "create_app", app)
-    monkeypatch.setattr(start.uvicorn.Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr(server, "create_app", app)
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
     assert main(["serve", str(run.folder), "--port", "0"]) == 0
     said = capsys.readouterr().out
     assert [words for words in CHANGES if f"note: {words}" not in said] == []
