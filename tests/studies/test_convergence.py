@@ -24,7 +24,7 @@ from nearfar.studies.convergence import (
 from nearfar.studies.crossing import Tracker, members, spread_of
 from nearfar.studies.networks import Networks
 from nearfar.studies.study import Findings, run_study
-from nearfar.training.config import TrainConfig
+from nearfar.training.config import OptimiserConfig, TrainConfig
 from nearfar.training.options import ConfigError, with_options
 from tests.training.making import SMALL, patterns
 
@@ -77,11 +77,13 @@ def test_sentences_say_who_gets_there_first() -> None:
 
 
 def test_the_search_begins_with_the_defaults_and_stays_near_them() -> None:
-    assert trial_options("ProxyAnchorLoss", 0, 0) == {}
-    drawn = [trial_options("ProxyAnchorLoss", trial, 0) for trial in (1, 2)]
-    assert drawn[0] != drawn[1] and drawn[0] == trial_options("ProxyAnchorLoss", 1, 0)
+    own = OptimiserConfig(lr=1e-3, proxies=2.0)
+    assert trial_options("ProxyAnchorLoss", 0, own, 0) == {}
+    drawn = [trial_options("ProxyAnchorLoss", trial, own, 0) for trial in (1, 2)]
+    assert drawn[0] != drawn[1] and drawn[0] == trial_options("ProxyAnchorLoss", 1, own, 0)
     for options in drawn:
         assert set(options) == {"lr", "optimiser.proxies", "loss.margin", "loss.alpha"}
+        assert 1e-3 / 3.1 <= options["lr"] <= 3.1e-3 and 2 / 3.1 <= options["optimiser.proxies"] <= 6.2
         assert 32 / 3 <= options["loss.alpha"] <= 96 and 0 <= options["loss.margin"] <= 0.225
     tried = [
         {"search": "A", "options": {}, "recall@1": 0.5},

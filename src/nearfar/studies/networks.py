@@ -19,7 +19,7 @@ import torch
 
 from nearfar.data import Table
 from nearfar.models import Embedder
-from nearfar.studies.heads import ENDLESS, METRICS, measured, read_rows
+from nearfar.studies.heads import ENDLESS, METRICS, Measured, measured, read_rows
 from nearfar.studies.study import HeadOptions
 from nearfar.training.config import LossConfig, TrainConfig, option
 from nearfar.training.data import Stream
@@ -71,6 +71,11 @@ class Trained:
     def recall(self) -> float | None:
         """Recall@1 in the end; None of a training that diverged."""
         return None if self.diverged else self.looks[-1][2]
+
+    @property
+    def measured(self) -> Measured:
+        """`METRICS` in the end; None of a training that diverged."""
+        return dict.fromkeys(METRICS) if self.diverged else dict(zip(METRICS, self.looks[-1][2:], strict=True))
 
 
 def network_config(config: TrainConfig) -> TrainConfig:
@@ -156,6 +161,19 @@ class Networks:
                 return Trained(watch.looks, diverged=True)
         learner.optimiser.state.clear()  # Lightning's objects refer to each other and are freed late
         return Trained(watch.looks)
+
+
+def setting_of(networks: Networks, steps: int) -> str:
+    """How far this is from the papers."""
+    train, test = networks.rows
+    model = networks.config.model
+    width = f" of width {model.options['width']}" if "width" in model.options else ""
+    return (
+        f"The setting: {model.backbone or 'a frozen network'}{width}, {steps} steps on {len(train):,} images of "
+        f"{train.num_classes} classes ({train.name}), tested on {test.num_classes} others. The papers train "
+        "BN-Inception from ImageNet for 40 epochs, and ResNets on millions of faces: what holds here may not hold "
+        "there, and the other way round."
+    )
 
 
 class _Watch:
