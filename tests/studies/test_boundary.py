@@ -141,7 +141,7 @@ def test_shapes_all_pass_through_the_target() -> None:
         assert inside.tolist() == [True, False], name
 
 
-@pytest.mark.parametrize(("name", "slopes"), [("flat ellipse", (1.5, 0.5)), ("tall ellipse", (0.5, 1.5))])
+@pytest.mark.parametrize(("name", "slopes"), [("tall ellipse", (1.5, 0.5)), ("flat ellipse", (0.5, 1.5))])
 def test_ellipses_are_ellipses(name: str, slopes: tuple[float, float]) -> None:
     """slope_n (s_n² - m²) + slope_p ((1 - s_p)² - m²) = 0, as read off the loss and as drawn."""
     m, (k_n, k_p) = 0.25, slopes

@@ -141,7 +141,11 @@ def _shapes(members: Sequence[Member], options: Options, folder: Path, progress:
     first = [each for each in trainings if each["seed"] == options.seed]
     drawn = {
         "shapes": Drawing(
-            convergence_figures.pairs(first, {name: crossing.line(member) for name, member in compared.items()}),
+            convergence_figures.pairs(
+                first,
+                {name: crossing.line(member) for name, member in compared.items()},
+                target=(options.m, 1 - options.m),
+            ),
             "Training images by their similarity to their own class vector (sₚ) and to the nearest other (sₙ), under "
             "boundaries of six shapes (dashed), all through T.",
             wide=True,

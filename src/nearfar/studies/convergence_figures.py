@@ -61,8 +61,12 @@ def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> 
     return drawn
 
 
-def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any, Any]]) -> Figure:
-    """Where pairs crossed the boundary, and where they ended; a panel for each loss."""
+def pairs(
+    found: Sequence[Mapping[str, Any]],
+    boundaries: Mapping[str, tuple[Any, Any]],
+    target: tuple[float, float] | None = None,
+) -> Figure:
+    """Where pairs crossed the boundary, and where they ended; a panel for each loss, with the target T in it."""
     places = np.array([place for row in found for when in ("crossed", "last") for place in row[when]], float)
     low = np.floor(10 * min(0.0, float(places.min()))) / 10
     across = min(ACROSS, len(found))
@@ -78,6 +82,8 @@ def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any
                 axes.plot(x, y, marker, color=colour, markersize=3, alpha=alpha, markeredgewidth=0.9, label=label)
             line = boundaries[row["pairs of"]]
             axes.plot(*line, color=style.TWO, linestyle=(0, (4, 2)), linewidth=1.6, label="boundary")
+            if target is not None:
+                axes.plot(*target, "D", color=style.INK, markersize=4, label="T")
             axes.set_title(f"{row['pairs of']}: {100 * row['inside']:.0f} % inside", fontsize=9)
             axes.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
         for axes in panels[-1]:
@@ -85,5 +91,5 @@ def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any
         for axes in panels[:, 0]:
             axes.set_ylabel("sₚ")
         lines, labels = panels[0, 0].get_legend_handles_labels()
-        drawn.legend(lines, labels, loc="outside lower center", ncols=3)
+        drawn.legend(lines, labels, loc="outside lower center", ncols=4)
     return drawn

@@ -1,8 +1,8 @@
 """Boundaries of other shapes than Circle's, all through its target T = (m, 1 - m), on whole small networks.
 
     circle          the paper's
-    flat ellipse    slope_n three times slope_p: negatives are pulled harder, and less is asked of positives
-    tall ellipse    the other way round
+    tall ellipse    slope_n three times slope_p: negatives are pulled harder, and less is asked of positives
+    flat ellipse    the other way round
     wide circle     the centre moved out from (0, 1) to (-0.5, 1.5): between a circle and a straight line
     straight        AM-Softmax, s_p - s_n = 1 - 2 m
     arc             ArcFace, θ_n - θ_p = m', bent away from the corner where the circle is bent towards it
@@ -37,8 +37,8 @@ def shapes(m: float, gamma: float) -> dict[str, Member]:
     far = {"O_p": 1 + m + 2 * OUT, "O_n": -m - 2 * OUT, "delta_p": 1 - m, "delta_n": m}
     circles: dict[str, Mapping[str, float]] = {
         "circle": {},
-        "flat ellipse": {"slope_p": gentle, "slope_n": steep},
-        "tall ellipse": {"slope_p": steep, "slope_n": gentle},
+        "tall ellipse": {"slope_p": gentle, "slope_n": steep},
+        "flat ellipse": {"slope_p": steep, "slope_n": gentle},
         "wide circle": far,
     }
     found = {
