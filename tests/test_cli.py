@@ -173,7 +173,7 @@ def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert completed("nearfar", "tra") == ["train"]
     assert "--freeze" in completed("nearfar", "train", "--fr")
     assert "CircleLoss" in completed("nearfar", "train", "--loss", "Circ")
-    assert "cub/circle" in completed("nearfar", "train", "--recipe", "cub/ci")
+    assert "cub/circle-pa-protocol" in completed("nearfar", "train", "--recipe", "cub/ci")
     assert set(completed("nearfar", "")) == set(COMMANDS)
 
 

@@ -189,7 +189,7 @@ MISTAKES = [
     ("serve run --port 99999", "--port is a number from 0 to 65535, not 99999"),
     ("serve run --max-upload nan", "--max-upload must be positive"),
     ("duplicates photos --backbone nothing", "there is no trunk 'nothing'"),
-    ("export run --rows 0", "rows says on how many, at least 1"),
+    ("export run --rows 0", "rows must be at least 1"),
     ("compare photos --budget .", "--budget . is no time"),
     ("compare photos --trials x", "--trials must be a whole number, not 'x'"),
     ("plan --classes 10 --link 0", "link=0.0 must be positive"),

@@ -28,6 +28,7 @@ def read(*words: str) -> tuple[list[str], dict[str, object]]:
         ("--model.freeze", [], {"model.freeze": True}),
         ("--freeze_batch_norm photos", ["photos"], {"model.freeze_batch_norm": True}),
         ("--freeze-batch-norm photos", ["photos"], {"model.freeze_batch_norm": True}),
+        ("--freeze-batch-norm statistics photos", ["photos"], {"model.freeze_batch_norm": "statistics"}),
         ("--optimiser.lr -1", [], {"optimiser.lr": "-1"}),
         ("--lr=-1e-3", [], {"optimiser.lr": "-1e-3"}),
         ("--learning_rate 3", [], {"optimiser.lr": "3"}),

@@ -64,6 +64,13 @@ def test_proxies_learn_a_hundred_times_as_fast_unless_told() -> None:
     assert groups["trunk"]["lr"] == groups["head"]["lr"] == 1e-4
 
 
+def test_everything_is_decayed_where_that_is_wished() -> None:
+    groups = by_name(parameter_groups(embedder(), losses.ProxyAnchorLoss(4, 6), Rates(), 0.1, decay_all=True))
+    assert set(groups) == {"trunk", "head", "proxies"}
+    assert {group["weight_decay"] for group in groups.values()} == {0.1}
+    assert {p.ndim for p in groups["head"]["params"]} == {1, 2}
+
+
 def test_a_frozen_trunk_is_left_out_and_one_that_waits_is_not() -> None:
     pair = losses.CircleLoss()
     frozen = by_name(parameter_groups(embedder(freeze_trunk=True, head_start="random"), pair, Rates()))

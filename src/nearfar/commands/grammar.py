@@ -43,13 +43,14 @@ WIDTH = 112
 
 
 class Flag(argparse.Action):
-    """An option without a value, which takes `true` or `false` all the same."""
+    """An option without a value, which takes `true` or `false` all the same, or words of its own."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
+    def __init__(self, option_strings: Sequence[str], dest: str, words: Sequence[str] = (), **options: Any):
         super().__init__(option_strings, dest, nargs=1, metavar=None, **options)
+        self.words = (*TRUTH, *words)
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, values[0] == "true")
+        setattr(namespace, self.dest, values[0] == "true" if values[0] in TRUTH else values[0])
 
 
 class Form(argparse.RawDescriptionHelpFormatter):
@@ -160,9 +161,9 @@ class Parser(argparse.ArgumentParser):
             self.given.add(action.dest)
             name = action.option_strings[0]
             if isinstance(action, Flag):
-                value = value if equals else words.pop(0) if words and words[0] in TRUTH else "true"
-                if value not in TRUTH:
-                    self.error(f"{name} is true or false, not {value!r}")
+                value = value if equals else words.pop(0) if words and words[0] in action.words else "true"
+                if value not in action.words:
+                    self.error(f"{name} is {' or '.join(action.words)}, not {value!r}")
                 result.append(f"{name}={value}")
             elif action.nargs == "+":
                 result += [name, *([value] if equals else [])]
@@ -190,7 +191,8 @@ def add_named(group: Any, name: str, kind: Any, text: str, dest: str) -> None:
     """Add `--name`, which is left out of the result where it is not given."""
     shown = name.replace("_", "-")
     if _value_kind(kind) is bool:
-        group.add_argument(f"--{shown}", action=Flag, dest=dest, default=argparse.SUPPRESS, help=text)
+        words = [word for part in typing.get_args(kind) for word in typing.get_args(part)]
+        group.add_argument(f"--{shown}", action=Flag, words=words, dest=dest, default=argparse.SUPPRESS, help=text)
     else:
         group.add_argument(f"--{shown}", metavar=_metavar(kind), dest=dest, default=argparse.SUPPRESS, help=text)
 
@@ -216,8 +218,9 @@ def configuration(
         raise ConfigError("DATA and --data.path are the same: give one of them")
     changed = with_options(base, {**({} if data is None else {"data.path": data}), **settings})
     # nearfar.data would say so too, but only after seconds of importing torch and Lightning.
-    if data is not None and data != TrainConfig().data.path and not Path(data).expanduser().exists():
-        raise MissingFileError(f"there is no {data}: give the path of a data set, or 'glyphs', the embedded one")
+    for path in (data, settings.get("data.test")):
+        if path is not None and path != TrainConfig().data.path and not Path(path).expanduser().exists():
+            raise MissingFileError(f"there is no {path}: give the path of a data set, or 'glyphs', the embedded one")
     return changed
 
 

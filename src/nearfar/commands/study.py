@@ -86,11 +86,13 @@ def _list() -> None:
 
 
 def _chosen(name: str, options: Any, chosen: argparse.Namespace, settings: Mapping[str, Any]) -> Any:
-    """The options with what the command line says."""
+    """The options with what the command line says, which counts more than what makes the study small."""
+    if chosen.small:
+        named = argparse.Namespace(**{**vars(chosen), "small": False})
+        options = _chosen(name, options, named, settings).small()
+        return _chosen(name, options, named, settings)
     from nearfar.studies.study import HeadOptions, own_options
 
-    if chosen.small:
-        options = options.small()
     own = own_options(type(options))
     given = {key: convert(value, own[key].kind, key) for key, value in vars(chosen).items() if key in own}
     if "loss" in own:

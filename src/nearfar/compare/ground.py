@@ -47,6 +47,11 @@ class Rows:
 
 def set_apart(table: Table, config: TrainConfig, folds: int) -> Rows:
     """Put the test rows aside."""
+    if config.data.test is not None or config.data.split == "all":
+        raise ConfigError(
+            "a comparison tests on classes of its own data: leave --test and --split all out, and measure the winner "
+            "elsewhere with nearfar evaluate"
+        )
     parts = split(table, replace(config.data, validation=0.0), config.seed)
     if not parts.open_set:
         raise ConfigError(

@@ -23,7 +23,7 @@ from nearfar.training.fit import StoppedError, make_trainer, without_chatter
 from nearfar.training.learner import Learner, Step, make_optimisation
 from nearfar.training.recorder import stopped_by_signals
 from nearfar.training.runs import RunError
-from nearfar.training.start import start_classes
+from nearfar.training.start import draw_classes, start_classes
 
 Setting = Mapping[str, float]  # "lr", "proxies", "loss.NAME": values
 After = Callable[[Learner, Step, float], None]
@@ -67,7 +67,7 @@ class _Watch:
     def before_step(self, learner: Learner) -> None:
         if self._stream.epoch != self._epoch:
             self._epoch = self._stream.epoch
-            learner.embedder.start_epoch(self._epoch)
+            learner.start_epoch(self._epoch)
         self._began = time.perf_counter()
 
     def after_step(self, learner: Learner, step: Step) -> None:
@@ -112,6 +112,7 @@ def run_fold(
     embedder = ground.begin(fold)
     torch.manual_seed(config.seed)
     built = build_loss(config.loss, fold.train.num_classes, embedder.dimension).to(ground.device)
+    draw_classes(built, config)
     if fold.class_start is not None:
         start_classes(built, *fold.class_start)
     if extra is not None:

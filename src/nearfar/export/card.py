@@ -83,7 +83,7 @@ def _results(model: Embedder, facts: CardFacts) -> list[dict[str, Any]]:
     ]
     if not measured:
         return []
-    data = data_name(facts.config)
+    data = measured_name(facts.config)
     split = facts.metrics.get("measured_on", "test")
     dataset = {"type": re.sub(r"[^\w-]+", "-", data).strip("-").lower() or "data", "name": data, "split": split}
     task = {"type": _task(model), "name": "Retrieval"}
@@ -93,6 +93,11 @@ def _results(model: Embedder, facts: CardFacts) -> list[dict[str, Any]]:
 def data_name(config: TrainConfig) -> str:
     """The name of the data without its parent folders, which are private."""
     return Path(config.data.path).name or "data"
+
+
+def measured_name(config: TrainConfig) -> str:
+    """The same of the data that the model was measured on."""
+    return Path(config.data.test or config.data.path).name or "data"
 
 
 def _body(model: Embedder, facts: CardFacts) -> str:
@@ -127,14 +132,14 @@ def _measured(facts: CardFacts) -> str:
     before, after = facts.metrics.get("before") or {}, facts.metrics.get("after") or {}
     names = [name for name in _SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
     if not names:
-        return ""
+        return "## Results\n\nNot measured: there were no test data."
     classes = "classes that it was not trained on" if facts.metrics.get("open_set") else "other images of its classes"
     mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
     features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
     baseline, heading = (before, "before training") if features is None else (features, "pretrained features")
     rows = [(name, _percent(baseline.get(name)), _percent(after[name])) for name in names]
     return (
-        f"## Results\n\nOn {_code(data_name(facts.config))}, {classes} "
+        f"## Results\n\nOn {_code(measured_name(facts.config))}, {classes} "
         f"({facts.metrics.get('measured_on', 'test')} rows){mirrored}:\n\n"
         f"{markdown_table(('', heading, 'this model'), rows)}"
     )

@@ -37,9 +37,12 @@ class EmbeddingNetwork(nn.Module):
         self.settings = settings
         self.pooling = Pooling(settings.pool, parts=settings.parts, prefix=trunk.prefix)
         self.heads = nn.ModuleList(self._make_head() for _ in range(self.pooling.count if settings.head else 0))
-        self.register_buffer("head_is_fitted", torch.tensor(settings.head_start == "random"))
+        self.register_buffer("head_is_fitted", torch.tensor(not settings.fits_head))
         # What the trunk's maker left to train: IResNet, for one, fixes a scale, and LoRA everything but its adapters.
         self._trainable = {name for name, parameter in self.trunk.named_parameters() if parameter.requires_grad}
+        if settings.batch_norm_momentum is not None:
+            for _, module in self._batch_norms():
+                module.momentum = settings.batch_norm_momentum
         self._frozen = self._parameters_to(settings.freeze_to) if settings.freeze_to is not None else set()
         self.start_epoch(0)
         self.train()
@@ -47,7 +50,7 @@ class EmbeddingNetwork(nn.Module):
     def _make_head(self) -> Head:
         dimension = self.dimension // self.pooling.count
         if self.settings.head == "linear":
-            return LinearHead(self.channels, dimension)
+            return LinearHead(self.channels, dimension, uniform=self.settings.head_start == "uniform")
         if self.settings.head == "mlp":
             return MLPHead(self.channels, dimension, self.settings.hidden or self.channels)
         return HashingHead(self.channels, dimension)
@@ -78,7 +81,7 @@ class EmbeddingNetwork(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """Features to embeddings."""
-        if self.settings.head_start != "random" and not self.head_is_fitted:
+        if self.settings.fits_head and not self.head_is_fitted:
             raise StateError(
                 f'the head is to start from the principal components of features (head_start="'
                 f'{self.settings.head_start}"): call fit_head(features) first, or choose head_start="random"'
@@ -132,7 +135,7 @@ class EmbeddingNetwork(nn.Module):
         """Choose what this epoch trains: the head alone during warm-up, then the trunk too, unless frozen."""
         trains = not self.settings.freeze_trunk and epoch >= self.settings.warmup_epochs
         frozen = set(self._frozen)
-        if self.settings.freeze_batch_norm:
+        if self.settings.freeze_batch_norm is True:
             frozen |= {f"{name}.{kind}" for name, _ in self._batch_norms() for kind in ("weight", "bias")}
         for name, parameter in self.trunk.named_parameters():
             parameter.requires_grad_(trains and name in self._trainable and name not in frozen)
@@ -147,7 +150,7 @@ class EmbeddingNetwork(nn.Module):
             raise InputError(f"the trunk has no part {last!r} to freeze to; it has, for example, {', '.join(near)}")
         return set(names[: own[-1] + 1])
 
-    def _batch_norms(self) -> Iterator[tuple[str, nn.Module]]:
+    def _batch_norms(self) -> Iterator[tuple[str, _BatchNorm]]:
         return ((name, module) for name, module in self.trunk.named_modules() if isinstance(module, _BatchNorm))
 
     def train(self, mode: bool = True) -> Self:

@@ -159,7 +159,7 @@ def evaluated_of(run: Run) -> Evaluated | None:
     for note in parts.notes:
         print(f"note: {note}", flush=True)
     rows = tested(parts)
-    if rows is None:
+    if rows is None or ROW not in rows.columns:  # other data, which the gallery does not hold
         return None
     everyone = np.ones(len(rows), np.bool_)
     query, gallery = everyone, everyone

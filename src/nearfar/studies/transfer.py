@@ -51,7 +51,8 @@ class Options(HeadOptions):
 
     def small(self) -> Self:
         config = replace(self.config, max_steps=3)
-        return replace(self, by=FACES, seeds=1, classes=24, config=config)
+        glyphs = self.config.data.path == "glyphs" and not self.others
+        return replace(self, by=FACES if glyphs and self.by is None else self.by, seeds=1, classes=24, config=config)
 
 
 def families(options: Options, config: TrainConfig, say: Progress | None = None) -> dict[str, Sets]:

@@ -30,10 +30,14 @@ class DataConfig:
 
     path: str = option("glyphs", "folder, CSV file or the like (see nearfar.data.open); glyphs is built in")
     layout: str | None = option(None, "name of the layout, instead of recognising it")
-    split: Literal["auto", "classes", "images"] = option(
+    split: Literal["auto", "classes", "images", "all"] = option(
         "auto",
         "auto: as the data says; where it does not, classes in halves, or images where there are fewer than 8 classes. "
-        "classes: test on classes that are not trained on. images: test on other images of the same classes",
+        "classes: test on classes that are not trained on. images: test on other images of the same classes. all: "
+        "train on every class; the test data are elsewhere (test), or there are none",
+    )
+    test: str | None = option(
+        None, "other data to test on, without what was trained on; with them, auto is all where the data has no split"
     )
     validation: float | None = option(
         None,
@@ -106,8 +110,10 @@ class ModelConfig:
     hidden: int | None = option(None, "width of the mlp head")
     layer_norm: bool = option(False, "normalise the features before the head")
     parts: tuple[int, ...] = option((1,), "stripes of the map, each with a head of its own, such as 1,2,3")
-    head_start: Literal["random", "pca", "pca-whiten"] | None = option(
-        None, "how the head starts; default: pca with pretrained weights, else random"
+    head_start: Literal["random", "uniform", "pca", "pca-whiten"] | None = option(
+        None,
+        "how the head starts; random: He's normal distribution; uniform: a linear head as PyTorch starts one. Default: "
+        "pca with pretrained weights, else random",
     )
     freeze: bool = option(False, "train the head alone, on features computed once and cached: seconds, not hours")
     freeze_to: str | None = option(
@@ -116,8 +122,13 @@ class ModelConfig:
         "takes half the time of a step",
     )
     views: int = option(1, "with freeze: augmented versions of every training image in the cache; 1: the image itself")
-    freeze_batch_norm: bool | None = option(
-        None, "keep the trunk's batch normalisation as it is; default: with pretrained weights"
+    freeze_batch_norm: bool | Literal["statistics"] | None = option(
+        None,
+        "keep the trunk's batch normalisation as it is; statistics: those alone, while its scales and shifts are "
+        "trained. Default: true with pretrained weights",
+    )
+    batch_norm_momentum: float | None = option(
+        None, "how far running statistics follow a batch; default: the trunk's own, mostly 0.1"
     )
     warmup_epochs: int = option(0, "epochs that train the head (and the proxies) alone")
     options: Mapping[str, Any] = field(
@@ -154,11 +165,13 @@ class OptimiserConfig:
     trunk: float = option(1.0, "times lr: rate of the trunk")
     head: float = option(1.0, "times lr: rate of the head")
     proxies: float | None = option(None, "times lr: rate of the loss's own weights; default: 100, of sgd 1")
-    weight_decay: float = option(1e-4, "not of biases, normalisations and single numbers")
+    weight_decay: float = option(1e-4, "not of biases, normalisations and single numbers, unless decay_all")
+    decay_all: bool = option(False, "decay biases, normalisations and single numbers too")
     momentum: float = option(0.9, "of sgd and rmsprop")
     eps: float | None = option(None, "of adamw, adam and rmsprop; default: 1e-8")
     clip_value: float | None = option(None, "largest absolute value of a gradient's entries")
     clip_norm: float | None = option(None, "largest norm of the whole gradient")
+    restart: bool = option(False, "begin again with a new optimiser when warmup_epochs are over")
 
 
 @dataclass(frozen=True)
@@ -225,10 +238,14 @@ class TrainConfig:
         "one loss, or a sum such as 'ProxyAnchorLoss + 0.5 * CircleLoss'; default: ProxyAnchorLoss, for a "
         "network that starts at random MultiSimilarityLoss",
     )
-    class_start: Literal["random", "means"] | None = option(
+    class_start: Literal["random", "uniform", "means"] | None = option(
         None,
-        "where a loss's class vectors start; means: at the mean embeddings of their classes. Default: means where the "
-        "head starts from principal components",
+        "where a loss's class vectors start; random: He's normal distribution; uniform: every entry between ± the root "
+        "of 1 / their number; means: at the mean embeddings of their classes. Default: means where the head starts "
+        "from principal components, else random",
+    )
+    class_std: float | None = option(
+        None, "standard deviation of class vectors that start at random; default: the root of 2 / their number"
     )
     sample_rate: float = option(
         1.0,

@@ -12,6 +12,7 @@ from nearfar.training.options import ConfigError
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"  # proxies follow a random network slowly
 GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
+FITTED = ("pca", "pca-whiten")  # to the features, as heads start
 PROXY_RATES = {"adamw": 100.0, "adam": 100.0, "rmsprop": 100.0}  # as Proxy-Anchor has it; sgd has 1, as faces do
 
 
@@ -36,7 +37,7 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
     start = model.head_start or ("pca" if pretrained and model.head in ("linear", "mlp") else "random")
     dimension = model.dimension or _dimension(model.head, small)
-    if model.dimension is None and dimension is not None and start != "random":
+    if model.dimension is None and dimension is not None and start in FITTED:
         components = (len(train) if fewest is None else fewest) - 1  # n images vary in n - 1 directions
         dimension = max(1, min(dimension, components // sum(model.parts) * sum(model.parts)))
     keep = config.evaluation.keep or ("trained" if model.dimension is not None or model.head == "hash" else "best")
@@ -52,6 +53,7 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
     data = replace(
         config.data,
         path=_absolute(config.data.path, ("glyphs",)),
+        test=None if config.data.test is None else _absolute(config.data.test, ("glyphs",)),
         flip=(0.0 if small else 0.5) if config.data.flip is None else config.data.flip,
         pad=(2 if small else 0) if config.data.pad is None else config.data.pad,
         workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,
@@ -69,7 +71,7 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
         sampler=_sampler(config, losses, train),
         model=model,
         loss=losses,
-        class_start=config.class_start or ("random" if model.head_start == "random" else "means"),
+        class_start=config.class_start or ("means" if model.head_start in FITTED else "random"),
         optimiser=optimiser,
         evaluation=replace(config.evaluation, keep=keep),
         epochs=config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20),

@@ -193,7 +193,7 @@ def report(run: Run) -> None:
     metrics, config = run.metrics, run.config
     after, found = metrics["after"], metrics["candidates"]
     names = [name for name in SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
-    name = Path(config.data.path).name
+    name = Path(config.data.test or config.data.path).name
     classes = f"{metrics['classes']:,} {'unseen' if metrics['open_set'] else 'known'} classes"
     columns = {
         f"{COLUMNS[name]}{' (kept)' if name == metrics['kept'] else ''}": {
@@ -203,7 +203,12 @@ def report(run: Run) -> None:
         }
         for name, own in found.items()
     }
-    print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
+    if columns:
+        print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
+    elif after:
+        print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
+    else:
+        print(f"nothing was measured, since there are no test data: nearfar evaluate {run.folder} DATA does it")
     best = metrics["best"]
     if best is not None:
         print(f"best of validation ({config.evaluation.metric} {best['value']:.1%}) at step {best['step']:,}")

@@ -123,6 +123,14 @@ class Learner(LightningModule):
 
     # A step
 
+    def start_epoch(self, epoch: int) -> None:
+        """Choose what this epoch trains; where warm-up ends, begin again with the optimiser, if it is to."""
+        self.embedder.start_epoch(epoch)
+        if self.config.optimiser.restart and epoch >= self.config.model.warmup_epochs:
+            moved = any(parameter in self.optimiser.state for parameter in self.embedder.trunk_parameters())
+            if not moved:  # nor will it be, if a run goes on in the middle of this epoch
+                self.optimiser.state.clear()
+
     def training_step(self, batch: Batch) -> Tensor:
         """The loss of a batch."""
         self.observer.before_step(self)
@@ -222,7 +230,7 @@ def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, 
     own, planned = config.optimiser, config.schedule
     assert own.lr is not None and own.proxies is not None
     rates = Rates(own.lr, own.trunk, own.head, own.proxies)
-    groups = parameter_groups(embedder, loss, rates, own.weight_decay)
+    groups = parameter_groups(embedder, loss, rates, own.weight_decay, decay_all=own.decay_all)
     optimiser = make_optimiser(own.name, groups, momentum=own.momentum, eps=own.eps)
     if planned.warmup_steps >= total_steps:
         raise ConfigError(f"schedule.warmup_steps={planned.warmup_steps} must be fewer than all {total_steps} steps")

@@ -47,13 +47,14 @@ class Rates:
 
 
 def parameter_groups(
-    embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0
+    embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0, *, decay_all: bool = False
 ) -> list[dict[str, Any]]:
     """What an optimiser takes: groups named "trunk", "head" and "proxies", each with its rate.
 
-    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are never decayed;
-    they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to (`start_epoch`) is
-    there from the beginning, and moves once it has gradients; one that is frozen for good is left out.
+    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are not decayed,
+    unless `decay_all`; they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to
+    (`start_epoch`) is there from the beginning, and moves once it has gradients; one that is frozen for good is left
+    out.
     """
     trunk = [] if embedder.settings.freeze_trunk else embedder.trunk_parameters()
     parts: list[tuple[str, Iterable[nn.Parameter], float]] = [
@@ -65,8 +66,8 @@ def parameter_groups(
     for name, parameters, multiple in parts:
         own = list(parameters)
         for suffix, decay, members in (
-            ("", weight_decay, [p for p in own if p.ndim > 1]),
-            (NO_DECAY, 0.0, [p for p in own if p.ndim <= 1]),
+            ("", weight_decay, [p for p in own if decay_all or p.ndim > 1]),
+            (NO_DECAY, 0.0, [p for p in own if not decay_all and p.ndim <= 1]),
         ):
             if members:
                 groups.append(

@@ -13,9 +13,9 @@ from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
-from nearfar.training.defaults import resolve, with_images_of
+from nearfar.training.defaults import FITTED, resolve, with_images_of
 from nearfar.training.gradcache import check_batch_norm
-from nearfar.training.kept_split import KeptSplit
+from nearfar.training.kept_split import KeptSplit, with_test_data
 from nearfar.training.learner import check_chunks, make_optimisation
 from nearfar.training.loggers import check_installed
 from nearfar.training.options import ConfigError
@@ -74,12 +74,31 @@ def prepare(
             config = choose(config, rows, display)
         parts = split(rows, config.data, config.seed, frozen=config.model.freeze or table.images is None)
         kept = KeptSplit.of(table, found, parts)
+    parts = with_test_data(parts, kept, config.data)
     return replace(build(config, parts, world, display), split=kept)
 
 
 def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
     torch.manual_seed(config.seed)
     return build_embedder(config, tuple(parts.train.label_names))
+
+
+def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
+    """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
+    schedule, model = config.schedule, config.model
+    if schedule.warmup_steps >= steps:
+        schedule = replace(schedule, warmup_steps=steps // 10)
+        display.note(
+            f"the rates are to rise for {config.schedule.warmup_steps:,} steps, and there are only {steps:,}: they "
+            f"rise for {schedule.warmup_steps:,}"
+        )
+    if model.warmup_epochs * epoch >= steps and not model.freeze:
+        model = replace(model, warmup_epochs=steps // epoch // 10)
+        display.note(
+            f"the head is to be trained without the trunk for {config.model.warmup_epochs} epochs of {epoch:,} steps, "
+            f"and there are only {steps:,}: it is for {model.warmup_epochs or 'none'}"
+        )
+    return replace(config, schedule=schedule, model=model)
 
 
 def build(config: TrainConfig, parts: Parts, world: World | None = None, display: Display | None = None) -> Prepared:
@@ -92,22 +111,23 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
         raise ConfigError("sample_rate goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
     given = config
     config = resolve(config, parts.train, parts.fewest_to_train_on)
+    sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
+    assert config.epochs is not None
+    total = config.epochs * len(sampler)
+    total = total if config.max_steps is None else min(total, config.max_steps)
+    if total < 1:
+        raise ConfigError(f"max_steps={config.max_steps} and epochs={config.epochs} leave nothing to train")
+    config = _with_shorter_warmup(config, total, len(sampler), display)
     embedder = _embedder(config, parts)
     wished, size = config.model.dimension, embedder.feature_size
-    if given.model.dimension is None and config.model.head_start != "random" and wished is not None and wished > size:
+    if given.model.dimension is None and config.model.head_start in FITTED and wished is not None and wished > size:
         config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
         embedder = _embedder(config, parts)
     if config.chunk is not None and config.select is None:
         check_batch_norm(embedder.train())
     config = with_images_of(config, embedder)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
-    sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
     check_batches(sampler, parts.train.labels, loss)
-    assert config.epochs is not None
-    total = config.epochs * len(sampler)
-    total = total if config.max_steps is None else min(total, config.max_steps)
-    if total < 1:
-        raise ConfigError(f"max_steps={config.max_steps} and epochs={config.epochs} leave nothing to train")
     check_parameters(loss, make_optimisation(config, embedder, loss, total)[0])
     wanted = len(parts.train) * config.model.views // world.size
     with display.looking("features of training images", wanted) as advance:

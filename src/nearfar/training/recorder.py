@@ -93,7 +93,7 @@ class Recorder:
     def before_step(self, learner: Learner) -> None:
         if self.stream.epoch != self._epoch:
             self._epoch = self.stream.epoch
-            learner.embedder.start_epoch(self._epoch)
+            learner.start_epoch(self._epoch)
 
     def after_step(self, learner: Learner, step: Step) -> None:
         last = learner.done == (self.until or learner.total_steps)
