@@ -26,6 +26,7 @@ from nearfar.studies.networks import Networks
 from nearfar.studies.study import Findings, run_study
 from nearfar.training.config import OptimiserConfig, TrainConfig
 from nearfar.training.options import ConfigError, with_options
+from tests.compare.making import trunk_file
 from tests.training.making import SMALL, patterns
 
 CURVE = {
@@ -215,3 +216,14 @@ def test_a_killed_study_ends_with_the_same_numbers(
 def test_wrong_options(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Options(**wrong)
+
+
+def test_heads_on_a_frozen_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--freeze, by the same steps."""
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: patterns())
+    options = {**SMALL, "path": "patterns", "weights": trunk_file(tmp_path), "freeze": True}
+    small = replace(Options().small(), config=with_options(TrainConfig(), options), tracked=0)
+    found = run_study("convergence", small, out=tmp_path / "study", progress=print)
+    assert set(found.figures) == {"recall", "similarities"}
+    assert len({row["start recall@1"] for row in found.tables["ends"]}) == 1
