@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from nearfar.data import Table
 from nearfar.models import Embedder
@@ -23,11 +24,12 @@ from nearfar.studies.heads import ENDLESS, METRICS, Measured, measured, read_row
 from nearfar.studies.study import HeadOptions
 from nearfar.training.config import LossConfig, TrainConfig, option
 from nearfar.training.data import Stream
-from nearfar.training.fit import make_trainer, without_chatter
+from nearfar.training.fit import StoppedError, make_trainer, without_chatter
 from nearfar.training.learner import Learner, Step
 from nearfar.training.measure import embed
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, build
+from nearfar.training.recorder import stopped_by_signals
 from nearfar.training.runs import RunError
 from nearfar.training.splits import Parts
 from nearfar.training.start import start
@@ -45,7 +47,7 @@ Look = tuple[int, float, float, float]
 class NetworkOptions(HeadOptions):
     """Of studies that train whole networks."""
 
-    seeds: int = option(2, "trainings of every setting, from `seed` on")
+    seeds: int = option(3, "trainings of every setting, from `seed` on")
     classes: int | None = option(200, "use so many training and so many test classes alone, the first ones")
     steps: int = option(400, "of a training; --options '{width: 16}' makes the network wider")
 
@@ -155,10 +157,14 @@ class Networks:
             watch.look(embedder, 0)
             learner = Learner(embedder, prepared.loss, prepared.config, steps, watch)
             try:
-                with without_chatter():
+                with stopped_by_signals(watch.stop), without_chatter():
                     trainer.fit(learner, watch.follow(Stream(prepared.loader, steps)))
+            except SIGTERMException:
+                watch.stop()
             except RunError:
                 return Trained(watch.looks, diverged=True)
+        if watch.stopping:
+            raise StoppedError("stopped")
         learner.optimiser.state.clear()  # Lightning's objects refer to each other and are freed late
         return Trained(watch.looks)
 
@@ -185,6 +191,11 @@ class _Watch:
         self._epoch: int | None = None
         self._stream: Stream | None = None
         self.looks: list[Look] = []
+        self.stopping = False
+
+    def stop(self) -> None:
+        """End with this step: a signal has come."""
+        self.stopping = True
 
     def follow(self, stream: Stream) -> Stream:
         """The batches whose epochs are counted."""
@@ -210,6 +221,9 @@ class _Watch:
     def after_step(self, learner: Learner, step: Step) -> None:
         float(step.loss)  # waits for devices that compute on their own
         self._seconds += _clock(learner) - self._began
+        if self.stopping:
+            learner.trainer.should_stop = True
+            return
         if self._after is not None:
             self._after(learner, step)
         if learner.done in self._look_at:
