@@ -175,7 +175,7 @@ def test_the_study(tmp_path) -> None:
 
 
 def test_shapes_are_compared(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: patterns())
+    monkeypatch.setattr("nearfar.studies.heads.reopen", lambda path, layout=None: patterns())
     config = with_options(TrainConfig(), {**SMALL, "path": "patterns", "options": {"width": 4}})
     options = replace(Options().small(), parts=("shapes",), steps=4, config=config)
     found = boundary.run(options, tmp_path, print)

@@ -86,6 +86,14 @@ def test_the_search_begins_with_the_defaults_and_stays_near_them() -> None:
         assert set(options) == {"lr", "optimiser.proxies", "loss.margin", "loss.alpha"}
         assert 1e-3 / 3.1 <= options["lr"] <= 3.1e-3 and 2 / 3.1 <= options["optimiser.proxies"] <= 6.2
         assert 32 / 3 <= options["loss.alpha"] <= 96 and 0 <= options["loss.margin"] <= 0.225
+    own = OptimiserConfig(lr=1e-3, classes=1e-2)  # absolute, as the defaults have it
+    assert 1e-2 / 3.1 <= trial_options("ProxyAnchorLoss", 1, own, 0)["optimiser.classes"] <= 3.1e-2
+    assert trial_options("TripletMarginLoss", 1, own, 0)["loss.mining"] in (
+        "batch_hard",
+        "easy_positive",
+        "semihard",
+        "all",
+    )
     tried = [
         {"search": "A", "options": {}, "recall@1": 0.5},
         {"search": "A", "options": {"lr": 1.0}, "recall@1": None},
@@ -221,7 +229,7 @@ def test_wrong_options(wrong: dict, message: str) -> None:
 def test_heads_on_a_frozen_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--freeze, by the same steps."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: patterns())
+    monkeypatch.setattr("nearfar.studies.heads.reopen", lambda path, layout=None: patterns())
     options = {**SMALL, "path": "patterns", "weights": trunk_file(tmp_path), "freeze": True}
     small = replace(Options().small(), config=with_options(TrainConfig(), options), tracked=0)
     found = run_study("convergence", small, out=tmp_path / "study", progress=print)

@@ -75,7 +75,7 @@ def test_run(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_alpha_on_whole_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: patterns())
+    monkeypatch.setattr("nearfar.studies.heads.reopen", lambda path, layout=None: patterns())
     config = with_options(TrainConfig(), {**SMALL, "path": "patterns", "options": {"width": 4}})
     options = Options(parts=("alpha",), alpha=(4.0, 32.0), steps=4, seeds=2, classes=12, config=config)
     found = sensitivity.run(options, tmp_path, print)

@@ -111,9 +111,11 @@ def test_small_goes_with_sets_of_its_own(config: TrainConfig, tmp_path: Path, mo
     table = halves()
     monkeypatch.setattr(nearfar.data, "open", lambda path, layout=None: table)
     model = ["--weights", config.model.weights, "--backbone", "convnet", "--model.options", "{width: 8}", "--freeze"]
-    words = ["study", "transfer", "some/one", "--others", "some/two", "--small", "--size", "16", "--dimension", "8"]
-    assert main([*words, *model, "--out", str(tmp_path), "--quiet"]) == 0
-    lines = (tmp_path / "sets.csv").read_text().splitlines()
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    words = ["study", "transfer", str(one), "--others", str(two), "--small", "--size", "16", "--dimension", "8"]
+    assert main([*words, *model, "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    lines = (tmp_path / "out" / "sets.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in lines[1:]] == [
         [a, b] for a in (FEATURES, "one", "two") for b in ("one", "two")
     ]

@@ -15,6 +15,7 @@ EXAMPLES = {
     "compare photos --losses CircleLoss ProxyAnchorLoss": "only these",
     "compare photos --finetune --trials 4": "the whole network",
     "compare --resume comparisons/photos-1": "continue after a stop, to the very same end",
+    "compare photos --null CosFaceLoss": "a loss against itself: are equals told apart?",
 }
 
 
@@ -24,9 +25,10 @@ def parser() -> Parser:
         "compare [DATA] [options]",
         "Which loss is best on DATA (a folder of images, CUB, Cars, SOP, In-Shop, Market-1501, a CSV file, ...; "
         "without it, the embedded glyphs)? All losses get the same network, head, dimension, batches, "
-        "augmentations and steps, and equally many settings, which are judged on training classes that were left "
-        "out; the best setting of each is trained over several seeds; then the test classes are looked at, once. "
-        "Leaves a folder with the leaderboard, a report, the best settings as configurations, and the winner as a "
+        "augmentations and steps, and settings in proportion to what is searched, which are judged on training "
+        "classes that were left out; the best setting of each is trained over several seeds; then the test classes "
+        "are looked at, once. What is called better is so for other classes and other seeds, too. Leaves a folder "
+        "with the leaderboard, a report, the best settings as configurations, and the winner as a "
         "run.",
         EXAMPLES,
     )
@@ -35,10 +37,17 @@ def parser() -> Parser:
         "--losses",
         nargs="+",
         metavar="NAME",
-        help="nearfar losses lists them; CircleLoss/class is the class-level form of CircleLoss (a dozen)",
+        help="nearfar losses lists them; CircleLoss is searched over its two forms, CircleLoss/class and "
+        "CircleLoss/pair over one (a dozen)",
     )
-    words.add_argument("--trials", type=whole_number, metavar="N", help="settings of each loss that are tried (10)")
-    words.add_argument("--seeds", type=whole_number, metavar="N", help="runs of each loss's best setting (3)")
+    words.add_argument(
+        "--trials",
+        type=whole_number,
+        metavar="N",
+        help="settings that are tried of a loss with three hyper-parameters, rates included, and of others in "
+        "proportion (10); 1: the defaults",
+    )
+    words.add_argument("--seeds", type=whole_number, metavar="N", help="runs of each loss's best setting (5)")
     words.add_argument(
         "--folds", type=whole_number, metavar="N", help="of the training classes, to judge settings on (4, or fewer)"
     )
@@ -50,6 +59,12 @@ def parser() -> Parser:
     )
     words.flag("--finetune", help="train the whole network, not a head on cached features")
     words.add_argument("--resume", metavar="FOLDER", help="continue a comparison that was stopped or killed")
+    words.add_argument(
+        "--null",
+        metavar="LOSS",
+        help="train its default setting with four times as many seeds as a contestant has (3 each), and deal the runs "
+        "out 200 times as if they were of four contestants",
+    )
     words.add_argument("--config", metavar="FILE", help="begin with this YAML file")
     words.add_argument("--out", metavar="FOLDER", help="of the comparison (comparisons/DATA-NUMBER)")
     words.flag("--quiet", help="show only the result")
@@ -75,6 +90,14 @@ def run(words: Sequence[str]) -> int:
         print_leaderboard(compare(resume=options.resume, quiet=options.quiet))
         return 0
     settings = form.settings_of(options) | ({"out": options.out} if options.out is not None else {})
+    if options.null is not None:
+        if extra := form.given & {"trials", "folds", "budget", "losses"}:
+            raise ConfigError(f"--null trains one setting of one loss: leave --{min(extra)} out")
+        from nearfar.compare.null import SEEDS, null_check
+
+        common = {"finetune": options.finetune, "quiet": options.quiet, "seeds": options.seeds or SEEDS}
+        print(null_check(config=configuration(settings, data, options.config), loss=options.null, **common))
+        return 0
     board = compare(
         config=configuration(settings, data, options.config),
         losses=_names(options.losses),

@@ -13,7 +13,7 @@ def parser() -> Parser:
         "duplicates [DATA] [options]",
         "Find groups of near-identical images, above all between training and test images.",
     )
-    words.add_argument("data", nargs="?", default="glyphs", metavar="DATA", help="a data set (the embedded glyphs)")
+    words.add_argument("data", nargs="?", metavar="DATA", help="a data set (the embedded glyphs)")
     words.add_argument("--threshold", type=float, metavar="T", help="cosine of near-identical images (0.9)")
     words.add_argument("--backbone", default="efficientnet-lite0", metavar="NAME", help="(efficientnet-lite0)")
     words.add_argument("--run", metavar="RUN", help="compare by the model of a run instead; needs --threshold")
@@ -31,6 +31,7 @@ def parser() -> Parser:
 def run(words: Sequence[str]) -> int:
     """Find near-identical images."""
     options = parser().parse_args(words)
+    from nearfar.data.opening import EMBEDDED, path_of
     from nearfar.models import Embedder
     from nearfar.models.devices import usable
     from nearfar.models.extraction import progress_bar
@@ -42,7 +43,8 @@ def run(words: Sequence[str]) -> int:
     from nearfar.training.progress import Display
 
     allowed, display = options.max_broken, Display()
-    gallery = readable_gallery([options.data], split=options.split, max_broken=allowed, display=display)
+    data = EMBEDDED if options.data is None else path_of(options.data)
+    gallery = readable_gallery([data], split=options.split, max_broken=allowed, display=display)
     if options.run is None:
         encoder = Encoder(Embedder(options.backbone, head=None).to(usable(options.device)), max_broken=1.0)
     elif options.threshold is None:

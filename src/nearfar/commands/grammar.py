@@ -216,12 +216,15 @@ def configuration(
         base = named(recipe)
     if data is not None and "data.path" in settings:
         raise ConfigError("DATA and --data.path are the same: give one of them")
-    changed = with_options(base, {**({} if data is None else {"data.path": data}), **settings})
     # nearfar.data would say so too, but only after seconds of importing torch and Lightning.
     for path in (data, settings.get("data.test")):
         if path is not None and path != TrainConfig().data.path and not Path(path).expanduser().exists():
             raise MissingFileError(f"there is no {path}: give the path of a data set, or 'glyphs', the embedded one")
-    return changed
+    if data is not None:
+        from nearfar.data.opening import path_of
+
+        settings = {"data.path": path_of(data), **settings}
+    return with_options(base, settings)
 
 
 def whole_number(word: str) -> int:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 
 from nearfar.commands.grammar import Parser
+from nearfar.training.loss_defaults import shown
 from nearfar.training.options import loss_info
 
 
@@ -20,19 +21,21 @@ def run(words: Sequence[str]) -> int:
     if chosen is not None:
         _show(chosen)
         return 0
-    from nearfar.losses import list_losses
+    from nearfar.losses import list_losses, list_penalties
 
-    infos = list_losses()
+    infos, penalties = list_losses(), list_penalties()
     width = max(len(info.name) for info in infos)
-    for info in infos:
+    for info in (*infos, *penalties):
         print(f"{info.name:<{width}}  {info.level:<13}  {info.summary}")
     print(f"\n{len(infos)} losses; nearfar losses NAME shows one, nearfar train --loss NAME trains with it")
+    print(f"{len(penalties)} penalties of binary codes: --head hash --loss 'ProxyAnchorLoss + 0.1 * QuantizationLoss'")
     return 0
 
 
 def _show(name: str) -> None:
     info = loss_info(name)
-    print(f"{info.name} ({info.level}-level)\n{info.paper}\n\n  {info.formula}\n")
+    level = info.level if info.level == "penalty" else f"{info.level}-level"
+    print(f"{info.name} ({level})\n{info.paper}\n\n  {info.formula}\n")
     print(f"{inspect.getdoc(info.loss)}\n\narguments:")
     if info.level == "pair or class":
         print(f"  {'--loss.class_level':<28} false; true compares with class weights, not with samples")
@@ -41,3 +44,12 @@ def _show(name: str) -> None:
             print(f"  {argument:<28} from the data and the model")
         else:
             print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")
+    if info.level == "towers":
+        return
+    norm = "any norm" if info.loss.free_norm else "norm 1"
+    print(
+        f"\ndefined on features of {norm}. Trained, unless the options say otherwise, with rates (AdamW's) and warm-up:"
+    )
+    print("\n".join(shown(info.name)))
+    if info.level == "pair or class":
+        print("\n".join(["compared with class weights:", *shown(info.name, class_level=True)]))

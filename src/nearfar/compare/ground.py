@@ -205,10 +205,25 @@ class Ground:
         self.embedder.train(was_training)
         return found
 
-    def validate(self, fold: Fold) -> float:
-        """The metric of the model as it is now, on the validation rows; NaN if the embeddings are not numbers."""
+    def halves(self, fold: Fold) -> tuple[float, float]:
+        """The metric of the model as it is now, over the queries of either half of the validation classes; NaN if the
+        embeddings are not numbers.
+        """
         embeddings = self.embeddings(fold)
         if fold.val_features is not None and not np.isfinite(embeddings).all():
-            return math.nan
-        value: float = measure(embeddings, fold.val, self.config.evaluation.ks).get(self.metric, math.nan)
-        return value
+            return math.nan, math.nan
+        binary = self.embedder.binary
+        found = measure(embeddings, fold.val, self.config.evaluation.ks, binary=binary, per_query=True)
+        if "per_query" not in found:
+            return math.nan, math.nan
+        values, labels = found["per_query"][self.metric], found["query_labels"]
+        used = ~np.isnan(values)
+        values, labels = values[used], labels[used]
+        first = np.isin(labels, np.unique(labels)[::2])
+        if first.all():  # a single class
+            return float(values.mean()), float(values.mean())
+        return float(values[first].mean()), float(values[~first].mean())
+
+    def validate(self, fold: Fold) -> float:
+        """The mean of both halves."""
+        return sum(self.halves(fold)) / 2

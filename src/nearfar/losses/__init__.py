@@ -9,6 +9,7 @@
 
     pair.py, softmax.py, proxy.py …  the losses
     strip.py                         a loss of your own
+    penalties.py                     terms for binary codes, to be added to a loss
     wrappers.py                      losses of losses: a memory, nested dimensions, two views, weighted sums
     dense.py                         the same specs the plain way: the reference
     distributed/                     over several processes: pairs with all ranks' samples, sharded class weights
@@ -40,9 +41,10 @@ from nearfar.losses.pair import (
     ThresholdConsistentMarginLoss,
     UnifiedLoss,
 )
+from nearfar.losses.penalties import BitBalanceLoss, QuantizationLoss
 from nearfar.losses.proxy import ProxyAnchorLoss, ProxyNCALoss
 from nearfar.losses.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
-from nearfar.losses.registry import LossInfo, list_losses
+from nearfar.losses.registry import LossInfo, list_losses, list_penalties
 from nearfar.losses.softmax import (
     AMSoftmaxLoss,
     ArcFaceLoss,
@@ -67,6 +69,7 @@ __all__ = [
     "AdaFaceLoss",
     "AngularLoss",
     "ArcFaceLoss",
+    "BitBalanceLoss",
     "CenterLoss",
     "CircleLoss",
     "CombinedMarginLoss",
@@ -100,6 +103,7 @@ __all__ = [
     "PNPLoss",
     "ProxyAnchorLoss",
     "ProxyNCALoss",
+    "QuantizationLoss",
     "RankedListLoss",
     "RecallAtKLoss",
     "SelfSupervisedLoss",
@@ -119,4 +123,5 @@ __all__ = [
     "UnifiedLoss",
     "VICRegLoss",
     "list_losses",
+    "list_penalties",
 ]

@@ -30,6 +30,8 @@ class SoftmaxLoss(Loss):
         bias: whether the logits have a bias.
     """
 
+    free_norm = True
+
     def __init__(self, num_classes: int, embedding_size: int, *, bias: bool = True, **options: Any):
         super().__init__(**options)
         self.add_classes(num_classes, embedding_size, bias=bias)
@@ -50,6 +52,8 @@ class ModifiedSoftmaxLoss(Loss):
     References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
     arXiv:1704.08063, Eq. 4.
     """
+
+    free_norm = True
 
     def __init__(self, num_classes: int, embedding_size: int, **options: Any):
         super().__init__(**options)
@@ -323,6 +327,7 @@ class SphereFaceLoss(Loss):
     arXiv:1704.08063, Eq. 7.
     """
 
+    free_norm = True
     iteration: Tensor
 
     def __init__(
@@ -381,6 +386,7 @@ class LargeMarginSoftmaxLoss(Loss):
     arXiv:1612.02295, Eq. 4-6.
     """
 
+    free_norm = True
     iteration: Tensor
 
     def __init__(

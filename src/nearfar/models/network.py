@@ -44,6 +44,7 @@ class EmbeddingNetwork(nn.Module):
             for _, module in self._batch_norms():
                 module.momentum = settings.batch_norm_momentum
         self._frozen = self._parameters_to(settings.freeze_to) if settings.freeze_to is not None else set()
+        self.free_norm = False  # whether training sees the embeddings at the length that the head gives them
         self.start_epoch(0)
         self.train()
 
@@ -59,6 +60,11 @@ class EmbeddingNetwork(nn.Module):
     def dimension(self) -> int:
         """Of the embedding."""
         return self.settings.dimension
+
+    @property
+    def binary(self) -> bool:
+        """Whether the signs of the embedding are what counts: binary codes, compared by Hamming distance."""
+        return self.settings.head == "hash"
 
     @property
     def feature_size(self) -> int:
@@ -79,8 +85,12 @@ class EmbeddingNetwork(nn.Module):
             images = images.contiguous(memory_format=torch.channels_last)
         return cast(Tensor, self.pooling(self.trunk(images)))
 
-    def project(self, features: Tensor) -> Tensor:
-        """Features to embeddings."""
+    def project(self, features: Tensor, free_norm: bool | None = None) -> Tensor:
+        """Features to embeddings, of norm 1.
+
+        Args:
+            free_norm: of the norm that the head gives them; by default so in training, where `self.free_norm` says so.
+        """
         if self.settings.fits_head and not self.head_is_fitted:
             raise StateError(
                 f'the head is to start from the principal components of features (head_start="'
@@ -90,9 +100,11 @@ class EmbeddingNetwork(nn.Module):
         if self.heads:
             parts = tuple(cast(Tensor, head(part)) for head, part in zip(self.heads, parts, strict=True))
         together: Tensor = torch.cat(parts, 1)
-        if self.settings.head == "hash":  # of norm 1 as it becomes binary
+        if self.binary:  # of norm 1 as it becomes binary
             return together / math.sqrt(len(parts))
-        return functional.normalize(together, dim=1)
+        if free_norm is None:
+            free_norm = self.free_norm and self.training
+        return together if free_norm else functional.normalize(together, dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.project(self.features(images))
@@ -124,6 +136,14 @@ class EmbeddingNetwork(nn.Module):
             weight, bias = pca(part, self.dimension // len(parts), whiten=whiten)
             cast(Head, head).start_at(weight, bias)
         self.head_is_fitted.fill_(True)
+
+    @torch.no_grad()
+    def scale_head(self, factor: float) -> None:
+        """Multiply what the heads give; those of hashing codes, which saturate, stay as they are."""
+        for head in self.heads:
+            for name, parameter in head.named_parameters() if not isinstance(head, HashingHead) else ():
+                if not name.startswith("up."):
+                    parameter.mul_(factor)
 
     def set_progress(self, fraction: float) -> None:
         """How much of training is done, from 0 to 1: hashing heads sharpen with it."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Range, has_proxies, read_contestant, space_of
+from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Choice, Range, has_proxies, read_contestant, space_of
 from nearfar.studies import convergence_figures as figures
 from nearfar.studies import crossing
 from nearfar.studies.networks import NetworkOptions, Networks, setting_of
@@ -145,7 +145,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 # The search
 
 
-def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dict[str, float]:
+def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dict[str, Any]:
     """Options of `nearfar train` for a trial: none for the first one, then near the defaults, drawn at random.
 
     Args:
@@ -155,22 +155,26 @@ def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dic
         return {}
     loss, drawn = read_contestant(name), {}
     random = np.random.default_rng([seed, trial])
-    starts = {"lr": ("lr", own.lr), "proxies": ("optimiser.proxies", own.proxies)}
+    classes = ("optimiser.classes", own.classes) if own.proxies is None else ("optimiser.proxies", own.proxies)
+    starts = {"lr": ("lr", own.lr), "proxies": classes}
     for key, space in space_of(loss, RANDOM_RATE).items():
-        way = float(random.uniform(-1, 1))
         option_name, start = starts.get(key, (key, None))
+        if isinstance(space, Choice):
+            drawn[option_name] = space.values[random.integers(len(space.values))]
+            continue
+        way = float(random.uniform(-1, 1))
         value = near(space, way) if start is None else start * FACTOR**way
         drawn[option_name] = float(f"{value:.3g}")
     return drawn
 
 
 def near(space: Range, way: float) -> float:
-    """A value within the range, from a third of its middle to three times that for a scale.
+    """A value within the range, from a third of its start to three times that for a scale.
 
     >>> near(Range(1, 100, log=True), 1.0), near(Range(0.0, 0.4), -1.0)
     (30.0, 0.1)
     """
-    value = space.middle * FACTOR**way if space.log else space.middle + way * PART * (space.high - space.low)
+    value = space.first * FACTOR**way if space.log else space.first + way * PART * (space.high - space.low)
     return min(max(value, space.low), space.high)
 
 

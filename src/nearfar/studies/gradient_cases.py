@@ -27,15 +27,11 @@ def read_states(text: str) -> dict[str, Place]:
     """
     states: dict[str, Place] = {}
     for term in filter(None, (term.strip() for term in text.split(";"))):
-        match = re.fullmatch(r"(\w+)\s*=\s*([^,\s]+)\s*,\s*([^,\s]+)", term)
-        try:
-            if match is None:
-                raise ValueError
-            place = float(match[2]), float(match[3])
-        except ValueError:
-            raise ConfigError(
-                f"{term!r} is no state: write its name, s_n and s_p, such as A=0.8,0.8; B=0.5,0.9"
-            ) from None
+        number = r"([+-]?\d*\.?\d+)"
+        match = re.fullmatch(rf"(\w+)\s*=\s*{number}\s*,\s*{number}", term)
+        if match is None:
+            raise ConfigError(f"{term!r} is no state: write its name, s_n and s_p, such as A=0.8,0.8; B=0.5,0.9")
+        place = float(match[2]), float(match[3])
         if not all(-1 < s < 1 for s in place):
             raise ConfigError(f"state {match[1]}: similarities are between -1 and 1, not {place[0]:g} and {place[1]:g}")
         states[match[1]] = place

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from nearfar.compare.spaces import read_contestant
 from nearfar.data import Table
+from nearfar.data.opening import path_of
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured, measured, read_rows, study_config
 from nearfar.studies.heat import squares
@@ -61,7 +62,7 @@ def families(options: Options, config: TrainConfig, say: Progress | None = None)
     if options.others:
         sets = {Path(config.data.path).name: rows}
         for path in options.others:
-            other = replace(config, data=replace(config.data, path=path, layout=None))
+            other = replace(config, data=replace(config.data, path=path_of(path), layout=None))
             sets[Path(path).name] = read_rows(other, options.classes, say)
         if len(sets) <= len(options.others):
             raise ConfigError("two of the data sets have the same name: tell them apart by the names of their folders")

@@ -115,6 +115,11 @@ class ModelConfig:
         "how the head starts; random: He's normal distribution; uniform: a linear head as PyTorch starts one. Default: "
         "pca with pretrained weights, else random",
     )
+    head_scale: float | None = option(
+        None,
+        "times its weights, where the head starts at random: how long embeddings are at first, which losses of any "
+        "norm see; default: as nearfar losses NAME shows, mostly 1",
+    )
     freeze: bool = option(False, "train the head alone, on features computed once and cached: seconds, not hours")
     freeze_to: str | None = option(
         None,
@@ -133,6 +138,11 @@ class ModelConfig:
     warmup_epochs: int = option(0, "epochs that train the head (and the proxies) alone")
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "of the backbone's constructor, such as {width: 16} of convnet"}
+    )
+    normalise: Literal["auto", "always", "never"] = option(
+        "auto",
+        "the embeddings that a loss sees in training. auto: of norm 1, or of any norm, as the loss is defined (nearfar "
+        "losses NAME says). always: of norm 1. never: as the head gives them. Search and figures are by cosine anyway",
     )
     lora: Mapping[str, Any] | None = option(None, "options of peft.LoraConfig: adapters, the trunk itself frozen")
 
@@ -164,7 +174,12 @@ class OptimiserConfig:
     )
     trunk: float = option(1.0, "times lr: rate of the trunk")
     head: float = option(1.0, "times lr: rate of the head")
-    proxies: float | None = option(None, "times lr: rate of the loss's own weights; default: 100, of sgd 1")
+    classes: float | None = option(
+        None, "rate of class vectors and proxies; default: as nearfar losses NAME shows, under sgd lr"
+    )
+    scale: float | None = option(None, "rate of temperatures and scales that a loss learns; default: as above")
+    boundary: float | None = option(None, "rate of boundaries that a loss learns; default: as above")
+    proxies: float | None = option(None, "times lr: rate of all that the loss learns, in place of the three above")
     weight_decay: float = option(1e-4, "not of biases, normalisations and single numbers, unless decay_all")
     decay_all: bool = option(False, "decay biases, normalisations and single numbers too")
     momentum: float = option(0.9, "of sgd and rmsprop")
@@ -179,7 +194,9 @@ class ScheduleConfig:
     """How the rates change."""
 
     kind: Literal["constant", "cosine", "step"] = option("cosine", "cosine falls to zero; step: gamma at milestones")
-    warmup_steps: int = option(0, "steps in which the rates rise from zero")
+    warmup_steps: int | None = option(
+        None, "steps in which the rates rise from zero; default: as nearfar losses NAME shows, mostly 0"
+    )
     milestones: tuple[float, ...] = option((0.5, 0.7, 0.9), "of step: where, as fractions of all steps")
     gamma: float = option(0.1, "of step: factor at each milestone")
 
@@ -265,6 +282,9 @@ class TrainConfig:
     max_steps: int | None = option(None, "stop after so many steps, whatever epochs says")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option("32-true", "arithmetic of the network")
     ema: float = option(0.0, "decay of averaged weights, such as 0.999, which are evaluated and kept; 0: none")
+    on_collapse: Literal["stop", "continue"] = option(
+        "stop", "what to do when all embeddings have come to point one way, which training does not recover from"
+    )
     chunk: int | None = option(None, "images at a time through the network (GradCache): large batches in little memory")
     select: Literal["hard", "weighted", "random"] | None = option(
         None,

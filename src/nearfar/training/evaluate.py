@@ -33,7 +33,7 @@ def evaluate(
         data: what `nearfar.data.open` opens, or a table: its test rows are measured, or all rows where it has no split
             of its own. By default, the run's own test rows. Images that the run was trained on are never measured.
         ks: for recall@k; by default the run's.
-        ci: add bootstrap intervals, over classes.
+        ci: add 95 % intervals, over classes.
         flip: average an image and its mirror image; by default as the run does.
         size: side of the images; by default that of the run.
         device: where the network computes.
@@ -50,10 +50,11 @@ def evaluate(
         model.preprocess = model.transform = prepared(model.preprocess, replace(DataConfig(), size=size))
     with progress_bar(progress, len(table)) as advance:
         embeddings = embed(model, table, config, advance=advance)
-    metrics = measure(embeddings, table, ks or config.evaluation.ks, ci=ci)
+    metrics = measure(embeddings, table, ks or config.evaluation.ks, binary=model.binary, ci=ci)
     if not metrics:
         raise ConfigError(f"{table.name}: no two rows have the same label, so there is nothing to find")
-    return {"data": table.name, "images": len(table), "notes": notes, **metrics}
+    compared_by = "hamming" if model.binary else "cosine"
+    return {"data": table.name, "images": len(table), "notes": notes, "compared_by": compared_by, **metrics}
 
 
 def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Table, tuple[str, ...]]:

@@ -11,21 +11,22 @@ import numpy as np
 
 from nearfar.data import Table
 from nearfar.models import Embedder
-from nearfar.training import thresholds
+from nearfar.training import norms, thresholds
 from nearfar.training.candidates import Measured, chosen, features_alone, gain, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import Choice
+from nearfar.training.defaults import is_pretrained
 from nearfar.training.fit import Fitted
 from nearfar.training.held_out import HeldOut, held_out_of
 from nearfar.training.learner import Learner
 from nearfar.training.measure import Floats, embed
 from nearfar.training.prepare import Prepared
 from nearfar.training.progress import Display, print_table
-from nearfar.training.runs import Run
+from nearfar.training.runs import COSINES, Run
 from nearfar.training.splits import Parts
 from nearfar.training.world import World
 
-SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map")
+SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map", *COSINES)
 COLUMNS = {"features": "features", "start": "start", "trained": "after"}
 
 
@@ -55,6 +56,10 @@ class _Candidates:
         self.embedder.load_state_dict(self.states[name])
         return self.embedder.eval()
 
+    def binary(self, name: str) -> bool:
+        """Whether it gives codes; pretrained features never are."""
+        return name != "features" and self.embedder.binary
+
     def embed(self, name: str, table: Table, world: World, display: Display) -> Floats:
         """Embeddings of a table's rows."""
         config = self.config if name == "trained" else on_cached_features(self.config)
@@ -80,21 +85,23 @@ def finish(
         display.note(f"measuring on {len(table):,} images")
         for name in candidates.names:
             embeddings = candidates.embed(name, table, world, display)
-            measured[name] = Measured.of(embeddings, table, config, world)
+            measured[name] = Measured.of(embeddings, table, config, world, binary=candidates.binary(name))
             if name == kept:
                 shown = embeddings
     after = measured[kept].metrics if kept in measured else choice.metrics if choice is not None else {}
     if not world.first:
         return
     model = candidates.model(kept)
-    threshold, note = thresholds.of_run(
-        held_out,
-        config.evaluation,
-        parts.table.labels,
-        codes=model.settings.head == "hash",
-        test=(shown, parts.test.labels) if parts.test is not None else None,
-        seed=config.seed,
-    )
+    threshold, note = None, thresholds.NO_BETTER
+    if learned(kept, values, config):
+        threshold, note = thresholds.of_run(
+            held_out,
+            config.evaluation,
+            parts.table.labels,
+            codes=model.binary,
+            test=(shown, parts.test.labels) if parts.test is not None else None,
+            seed=config.seed,
+        )
     model.label_names = candidates.embedder.label_names
     model.calibration = {} if threshold is None else {"threshold": threshold}
     model.save(run.folder)
@@ -108,6 +115,7 @@ def finish(
             "after": dict(after),
             "candidates": {name: found.to_dict() for name, found in measured.items()},
             "kept": kept,
+            "compared_by": "hamming" if model.binary else "cosine",
             "held_out": values,
             "verdict": said,
             "gain": None if better is None else asdict(better),
@@ -115,6 +123,7 @@ def finish(
             "classes": classes,
             "open_set": parts.open_set,
             "best": fitted.best,
+            "norms": norms.described(fitted.learner.loss, config.model),
             "steps": fitted.learner.done,
             "threshold": threshold,
             "threshold_note": note,
@@ -126,6 +135,15 @@ def finish(
         write_report(run, shown, table, config)
     if not display.quiet:
         report(run)
+
+
+def learned(kept: str, values: Mapping[str, float], config: TrainConfig) -> bool:
+    """Whether what is kept knows more, by the held-out rows, than a network that nobody has trained, or than it knew
+    before this training.
+    """
+    if kept == "start":
+        return is_pretrained(config.model.backbone or "", config.model.weights) or config.model.backbone == "features"
+    return kept != "trained" or "start" not in values or values["trained"] > values["start"]
 
 
 def _candidates(run: Run, fitted: Fitted, config: TrainConfig, *, chosen: bool) -> _Candidates:
@@ -152,7 +170,9 @@ def _chosen(
         return "trained", {}, None
     config, metric = candidates.config, candidates.config.evaluation.metric
     embeddings = {name: candidates.embed(name, parts.val, world, display) for name in candidates.names}
-    found = {name: Measured.of(x, parts.val, config, world) for name, x in embeddings.items()}
+    found = {
+        name: Measured.of(x, parts.val, config, world, binary=candidates.binary(name)) for name, x in embeddings.items()
+    }
     values = {name: float(own.metrics[metric]) for name, own in found.items() if metric in own.metrics}
     kept = "trained"
     if config.evaluation.keep == "best" and "trained" in values:
@@ -172,7 +192,8 @@ def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig
     try:
         from nearfar.report.run import write_run_report
 
-        write_run_report(run.folder, embeddings, table, seed=config.seed)
+        binary = run.metrics.get("compared_by") == "hamming"
+        write_run_report(run.folder, embeddings, table, binary=binary, seed=config.seed)
     except Exception as error:
         warnings.warn(
             f"the run is whole, but its report could not be written: {error!r}. To try again: "
@@ -204,7 +225,10 @@ def report(run: Run) -> None:
         for name, own in found.items()
     }
     if columns:
-        print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
+        how = ", codes by Hamming distance" if metrics.get("compared_by") == "hamming" else ""
+        print_table(
+            f"{classes} of {name} ({metrics['measured_on']}){how}, with 95 % intervals over these classes", columns
+        )
     elif after:
         print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
     else:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 import nearfar.data
 from nearfar.data import SPLITS, Table
-from nearfar.data.splits import halves_note
+from nearfar.data.default_splits import halves_note
+from nearfar.data.opening import reopen
 from nearfar.data.survey import Survey, row_name, survey
 from nearfar.foundation.files import write_rows
 from nearfar.training.config import DataConfig
@@ -240,7 +241,7 @@ def with_test_data(parts: Parts, kept: KeptSplit, data: DataConfig) -> Parts:
     """With the rows of the data that the configuration names to test on, if it does."""
     if data.test is None:
         return parts
-    rows, notes = unseen_rows(data.test, kept, data.max_broken)
+    rows, notes = unseen_rows(reopen(data.test), kept, data.max_broken)
     if (rows.images is None) != (parts.table.images is None):
         raise RunError(f"{data.path} and --test {data.test} must both be images, or both features")
     note = f"tested on {data.test}: {len(rows):,} images of {rows.num_classes:,} classes"
@@ -261,7 +262,7 @@ def unseen_rows(
     rows = table.select(found.readable & ~seen)
     if not len(rows):
         raise ConfigError(f"{table.name} has no image that was not trained on: nothing can be measured")
-    left_out = ["\n".join(found.told(table))] if found.broken else []
+    left_out = ["\n".join(found.report(table))] if found.broken else []
     return rows, (*left_out, *told)
 
 
@@ -274,14 +275,14 @@ def match_of(run: Run, advance: Callable[[int], None] | None = None) -> Match:
     """The rows of a run's own data as they are now, against its split."""
     kept = KeptSplit.load(run)
     assert kept is not None
-    table = nearfar.data.open(run.config.data.path, run.config.data.layout)
+    table = reopen(run.config.data.path, run.config.data.layout)
     return kept.match(table, survey(table, advance))
 
 
 def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
     config = run.config
-    table = nearfar.data.open(config.data.path, config.data.layout)
+    table = reopen(config.data.path, config.data.layout)
     numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
-    readable = survey(table, advance).kept(numbered)
+    readable = survey(table, advance).readable_rows(numbered)
     parts = split(readable, config.data, config.seed, frozen=config.model.freeze)
     return replace(parts, notes=(*parts.notes, BEFORE))

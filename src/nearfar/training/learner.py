@@ -18,6 +18,7 @@ from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.gradcache import GradCache
 from nearfar.training.lazy import LazyRows
+from nearfar.training.norms import set_norms
 from nearfar.training.optimisers import Ema, Rates, clip, make_optimiser, make_schedule, parameter_groups
 from nearfar.training.options import ConfigError
 from nearfar.training.parts import (
@@ -82,6 +83,7 @@ class Learner(LightningModule):
         super().__init__()
         self.embedder, self.loss, self.config, self.total_steps = embedder, loss, config, total_steps
         self.observer, self.world = observer, world or World()
+        set_norms(embedder, loss, config.model)
         # Parts of class weights are each process's own, and what else a loss keeps, all of them change alike.
         own = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
         own += [name for name, _ in loss.named_buffers()]
@@ -135,7 +137,7 @@ class Learner(LightningModule):
         """The loss of a batch."""
         self.observer.before_step(self)
         _seed_step(self.config.seed, self.done, self.global_rank, self.device)
-        if self.embedder.settings.head == "hash":
+        if self.embedder.binary:
             self.embedder.set_progress(self.done / self.total_steps)
         if self._whole_step is not None:
             self.optimiser.zero_grad()
@@ -228,18 +230,19 @@ class Learner(LightningModule):
 def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, total_steps: int) -> tuple[Any, Any]:
     """The optimiser and the schedule of a resolved configuration."""
     own, planned = config.optimiser, config.schedule
-    assert own.lr is not None and own.proxies is not None
-    rates = Rates(own.lr, own.trunk, own.head, own.proxies)
+    assert own.lr is not None
+    rates = Rates(own.lr, own.trunk, own.head, own.proxies, own.classes, own.scale, own.boundary)
+    warmup = planned.warmup_steps or 0
     groups = parameter_groups(embedder, loss, rates, own.weight_decay, decay_all=own.decay_all)
     optimiser = make_optimiser(own.name, groups, momentum=own.momentum, eps=own.eps)
-    if planned.warmup_steps >= total_steps:
-        raise ConfigError(f"schedule.warmup_steps={planned.warmup_steps} must be fewer than all {total_steps} steps")
+    if warmup >= total_steps:
+        raise ConfigError(f"schedule.warmup_steps={warmup} must be fewer than all {total_steps} steps")
     if any(not 0 < milestone < 1 for milestone in planned.milestones):
         raise ConfigError(f"schedule.milestones are fractions of all steps, between 0 and 1, not {planned.milestones}")
     schedule = make_schedule(
         optimiser,
         planned.kind,
-        warmup_steps=planned.warmup_steps,
+        warmup_steps=warmup,
         total_steps=total_steps,
         milestones=[round(milestone * total_steps) for milestone in planned.milestones],
         gamma=planned.gamma,

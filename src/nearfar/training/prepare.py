@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-import nearfar.data
 from nearfar.data import Loader, Table
+from nearfar.data.opening import reopen
 from nearfar.models import Embedder
-from nearfar.training.build import build_embedder, build_loss
+from nearfar.training.build import build_embedder, build_loss, check_penalties
 from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
@@ -61,7 +61,7 @@ def prepare(
     check_installed(config.loggers)
     check_metric(config.evaluation.metric, config.evaluation.ks)
     if table is None:
-        table = nearfar.data.open(config.data.path, config.data.layout)
+        table = reopen(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
     rows, found = readable(table, config.data.max_broken, display, config.data.path)
@@ -86,10 +86,11 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
     """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
     schedule, model = config.schedule, config.model
-    if schedule.warmup_steps >= steps:
+    warmup = schedule.warmup_steps or 0
+    if warmup >= steps:
         schedule = replace(schedule, warmup_steps=steps // 10)
         display.note(
-            f"the rates are to rise for {config.schedule.warmup_steps:,} steps, and there are only {steps:,}: they "
+            f"the rates are to rise for {warmup:,} steps, and there are only {steps:,}: they "
             f"rise for {schedule.warmup_steps:,}"
         )
     if model.warmup_epochs * epoch >= steps and not model.freeze:
@@ -126,6 +127,7 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
     if config.chunk is not None and config.select is None:
         check_batch_norm(embedder.train())
     config = with_images_of(config, embedder)
+    check_penalties(config)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
     check_batches(sampler, parts.train.labels, loss)
     check_parameters(loss, make_optimisation(config, embedder, loss, total)[0])
