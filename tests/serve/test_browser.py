@@ -156,7 +156,7 @@ def test_who_it_is(opened, server, glyph_folder) -> None:
         said.add(found["verdict"])
         page.wait_for_selector(".column[data-run=b] .who:not(.panel)")
         other = page.locator(".column[data-run=b] .who").inner_text()
-        assert other.startswith("Identification is not calibrated: the run has kept no embeddings")
+        assert other.startswith("Identification is not calibrated: 4 held-out classes have two pictures or more")
         looks_right(page)
     assert {"enrolled", "none"} <= said
     who.locator("summary").click()
