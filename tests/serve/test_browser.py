@@ -167,6 +167,9 @@ def test_who_it_is(opened, server, glyph_folder) -> None:
     who.locator("summary").click()
     assert "that the model was not trained on" in who.inner_text()
     looks_right(page)
+    with page.expect_response(re.compile(r"identify\?far=0\.2")):
+        who.locator("select").select_option("0.2")
+    page.wait_for_function("document.activeElement.tagName === 'SELECT' && document.activeElement.value === '0.2'")
     page.locator(".column[data-run=a] .card > a").first.click()  # an image of the gallery, whose class is known
     page.wait_for_url(re.compile("item="))
     page.wait_for_selector(".column[data-run=a] .card[data-similarity]")
