@@ -45,9 +45,11 @@ def circle(
     O_n: float | None = None,
     delta_p: float | None = None,
     delta_n: float | None = None,
+    slope_p: float = 1.0,
+    slope_n: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """log[1 + sum_j exp(gamma a_n (s_n - delta_n)) sum_i exp(-gamma a_p (s_p - delta_p))]; a_p = [O_p - s_p]_+ and
-    a_n = [s_n - O_n]_+ are constants in the gradient. Sun et al., CVPR 2020, arXiv 2002.10857, eq. 4-6."""
+    """log[1 + sum_j exp(gamma a_n (s_n - delta_n)) sum_i exp(-gamma a_p (s_p - delta_p))]; a_p = slope_p [O_p - s_p]_+
+    and a_n = slope_n [s_n - O_n]_+ are constants in the gradient. Sun et al., CVPR 2020, arXiv 2002.10857, eq. 4-6."""
     optimum_p = 1 + m if O_p is None else O_p
     optimum_n = -m if O_n is None else O_n
     margin_p = 1 - m if delta_p is None else delta_p
@@ -55,12 +57,12 @@ def circle(
 
     def u(r: int, i: int) -> Tensor:
         s = cosine(case.x[r], case.columns[i])
-        alpha = torch.relu(optimum_p - s).detach()
+        alpha = slope_p * torch.relu(optimum_p - s).detach()
         return -gamma * alpha * (s - margin_p)
 
     def v(r: int, j: int) -> Tensor:
         s = cosine(case.x[r], case.columns[j])
-        alpha = torch.relu(s - optimum_n).detach()
+        alpha = slope_n * torch.relu(s - optimum_n).detach()
         return gamma * alpha * (s - margin_n)
 
     return joint(case, u, v)
