@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     identify.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/identify.csv")
 
     hashing = commands.add_parser("hashing", help="figures of codes beside a search of an index, for guides/hashing.md")
-    hashing.add_argument("--steps", type=int, default=150, metavar="N", help="of each run on the glyphs (150)")
+    hashing.add_argument("--steps", type=int, default=250, metavar="N", help="of each run on the glyphs (250)")
 
     commands.add_parser("parity", help="every trunk as ONNX and TorchScript against PyTorch, for docs/export.md")
 
