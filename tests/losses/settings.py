@@ -217,8 +217,7 @@ def inputs() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 # Up to these sizes there are shorter ways, and beyond them others.
-LIMITS = ("inputs.FEW", "inputs.FEW_LABELS", "at_once.LONGEST", "triplet.FEW", "triplet.MANY")
-LIMITS += ("triplet.TOGETHER", "ranking.FEW", "ranking.TOGETHER")
+LIMITS = ("catalogue.triplets.MANY", "catalogue.triplets.TOGETHER", "catalogue.ranking.TOGETHER")
 
 
 def as_if_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from nearfar import losses
 from nearfar.losses import inputs, triplet
-from nearfar.losses.pairs import ClassPairs, FewPairs, table_of
-from nearfar.losses.weights import restored
+from nearfar.losses.engine.pairs import ClassPairs, FewPairs, table_of
+from nearfar.losses.engine.row_weights import restored
 from tests.losses.settings import SETTINGS, SIZE, Setting, as_if_many, unit
 
 IDS = torch.tensor([3, 0, 3, 1, 0, 3, 2, 1, 0, 3])

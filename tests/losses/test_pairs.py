@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nearfar.losses.inputs import mask_pairs
-from nearfar.losses.pairs import ClassPairs, TowerPairs
+from nearfar.losses.engine.pairs import ClassPairs, TowerPairs
 
 IDS = torch.tensor([3, 0, 3, 1, 0, 3, 2, 1, 0, 3])
 

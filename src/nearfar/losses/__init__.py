@@ -22,13 +22,13 @@
 Only torch and numpy are needed.
 """
 
-from nearfar.losses.angular import AngularLoss, TupletMarginLoss
-from nearfar.losses.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
-from nearfar.losses.distributions import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
-from nearfar.losses.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
-from nearfar.losses.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
+from nearfar.losses.catalogue.angular import AngularLoss, TupletMarginLoss
+from nearfar.losses.catalogue.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
+from nearfar.losses.catalogue.histograms import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
+from nearfar.losses.catalogue.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
+from nearfar.losses.catalogue.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
 from nearfar.losses.loss import Loss
-from nearfar.losses.pair import (
+from nearfar.losses.catalogue.contrastive import (
     CircleLoss,
     ContrastiveLoss,
     MultiSimilarityLoss,
@@ -40,10 +40,10 @@ from nearfar.losses.pair import (
     ThresholdConsistentMarginLoss,
     UnifiedLoss,
 )
-from nearfar.losses.proxy import ProxyAnchorLoss, ProxyNCALoss
-from nearfar.losses.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
+from nearfar.losses.catalogue.proxies import ProxyAnchorLoss, ProxyNCALoss
+from nearfar.losses.catalogue.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
 from nearfar.losses.registry import LossInfo, list_losses
-from nearfar.losses.softmax import (
+from nearfar.losses.catalogue.softmax import (
     AMSoftmaxLoss,
     ArcFaceLoss,
     CombinedMarginLoss,
@@ -57,9 +57,9 @@ from nearfar.losses.softmax import (
     SoftmaxLoss,
     SphereFaceLoss,
 )
-from nearfar.losses.strip import StripLoss
-from nearfar.losses.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
-from nearfar.losses.triplet import MarginLoss, TripletMarginLoss
+from nearfar.losses.catalogue.own_function import StripLoss
+from nearfar.losses.catalogue.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
+from nearfar.losses.catalogue.triplets import MarginLoss, TripletMarginLoss
 from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
 
 __all__ = [

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError, StateError
-from nearfar.losses import dense, engine, inputs, migration, tuples
-from nearfar.losses.memory import Spare
-from nearfar.losses.pairs import Pairs
-from nearfar.losses.plan import BUDGET, Plan
-from nearfar.losses.ranks import weighed_gradient
-from nearfar.losses.spec import Average, LossSpec, StripSpec
-from nearfar.losses.spread import over_all_rows
-from nearfar.losses.tuples import IndicesTuple, TuplePairs
+from nearfar.losses import engine, inputs, migration, mined
+from nearfar.losses.engine.memory import Spare
+from nearfar.losses.engine.pairs import Pairs, over_all_rows
+from nearfar.losses.engine.plan import BUDGET, SIZES, Plan, Sizes
+from nearfar.losses.engine.spec import Average, LossSpec, StripSpec
+from nearfar.losses.mined import IndicesTuple, TuplePairs
 
 if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
@@ -112,6 +110,7 @@ class Loss(Summand):
     num_classes: int = 0  # that have weights
     weighted: bool = False  # whether there are any: what is no parameter is found faster
     vectors_per_class: int = 1
+    sizes: Sizes = SIZES  # of the blocks that the engine works in
     distribution: "Distribution | None" = None  # over several processes, which `distribute` gives it
     sampling_step: Tensor  # how many steps have drawn classes, and the classes here that the last one did,
     sampled: Tensor | None = None  # where it says that not all take part
@@ -181,8 +180,17 @@ class Loss(Summand):
         return None
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """What a strip function takes besides the similarities, (N,) each."""
+        """What maps or a strip function take of the rows besides the similarities, (N,) each."""
         return ()
+
+    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
+        """What the positive map takes of the columns, (M,) each."""
+        return ()
+
+    def part_here(self, pairs: Pairs, table: Tensor) -> Tensor:
+        """Of numbers (C,) by class those of the classes here."""
+        shard = None if pairs.spread is None else pairs.spread.shard
+        return table if shard is None else shard.part(table)
 
     def after_step(self) -> None:
         """What it changes once its gradient has been formed."""
@@ -295,11 +303,17 @@ class Loss(Summand):
         mined = isinstance(spec, LossSpec) and spec.mining is not None
         pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
         if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
-            number = len(rows) if pairs.crossed else pairs.rows
-            return self.zero(rows, columns, shape=(number,) if self.reduction == "none" else ())
-        parameters = self.row_parameters(pairs, given.embeddings, given.labels)
+            return self.zero(rows, columns, shape=(pairs.rows,) if self.reduction == "none" else ())
         return self.evaluate(
-            spec, pairs, rows, columns, bias, *parameters, row_weight=row_weight, column_weight=column_weight
+            spec,
+            pairs,
+            rows,
+            columns,
+            bias,
+            row_numbers=self.row_parameters(pairs, given.embeddings, given.labels),
+            column_numbers=() if columns is None else self.column_parameters(pairs, columns),
+            row_weight=row_weight,
+            column_weight=column_weight,
         )
 
     def evaluate(
@@ -309,21 +323,16 @@ class Loss(Summand):
         rows: Tensor,
         columns: Tensor | None,
         bias: Tensor | None = None,
-        *parameters: Tensor,
+        *,
+        row_numbers: tuple[Tensor, ...] = (),
+        column_numbers: tuple[Tensor, ...] = (),
         row_weight: Tensor | None = None,
         column_weight: Tensor | None = None,
         reduction: Reduction | None = None,
     ) -> Tensor:
-        """The formula with these settings, by the engine; see its `evaluate`."""
-        if pairs.spread is not None and pairs.spread.shard is not None:
-            # The classes here are a part of what the samples' gradient is made of, which N ranks' values depend on; the
-            # gradient of the classes themselves is all here.
-            ranks = pairs.spread.ranks
-            if spec.anchors == "proxies":
-                columns = None if columns is None else weighed_gradient(columns, ranks.size)
-            else:
-                rows = weighed_gradient(rows, ranks.size)
-            parameters = tuple(weighed_gradient(p, ranks.size) for p in parameters)
+        """The formula with these settings, by the engine or the plain way."""
+        if pairs.spread is not None:
+            rows, columns, row_numbers = pairs.spread.weighed(spec.anchors, rows, columns, row_numbers)
         plan = Plan(
             spec,
             pairs,
@@ -332,9 +341,11 @@ class Loss(Summand):
             reduction=self.reduction if reduction is None else reduction,
             budget=self.memory_budget,
             spare=self.spare,
+            sizes=self.sizes,
+            row_parameters=len(row_numbers),
         )
-        run = dense.evaluate if self.dense else engine.evaluate
-        return run(plan, rows, columns, bias, *parameters)
+        run = engine.evaluate_densely if self.dense else engine.evaluate
+        return run(plan, rows, columns, bias, *row_numbers, *column_numbers)
 
     def with_own_class(self, table: Tensor, labels: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function (N,) of the vectors (N, D) that a table by classes has for the samples' own, wherever they are."""
@@ -367,8 +378,8 @@ class Loss(Summand):
     def _mined_weight(given: Given) -> Tensor | None:
         n = len(given.embeddings)
         assert given.indices_tuple is not None
-        indices = tuples.checked(given.indices_tuple, n, n, given.embeddings.device)
-        weight, own = tuples.sample_weights(indices, n), given.sample_weight
+        indices = mined.checked(given.indices_tuple, n, n, given.embeddings.device)
+        weight, own = mined.sample_weights(indices, n), given.sample_weight
         return own if weight is None else weight if own is None else own * weight
 
     def pairs_of(self, given: Given) -> Pairs:
@@ -381,7 +392,7 @@ class Loss(Summand):
             own = 0 if not self.weighted and given.ref_emb is None else None
             return inputs.mask_pairs(given.positives, given.negatives, own, transpose=self.proxies_are_rows)
         if given.indices_tuple is not None and not self.class_level:
-            indices = tuples.checked(given.indices_tuple, n, columns, given.embeddings.device)
+            indices = mined.checked(given.indices_tuple, n, columns, given.embeddings.device)
             return self.listed_pairs(indices, n, columns, same=given.ref_emb is None)
         assert given.labels is not None
         if self.weighted:
