@@ -112,8 +112,8 @@ def from_data(name: str) -> Source:
     if name == "glyphs":
         train, test = table.split("train"), table.split("test")
         return Source(name, _whitened(train, test), np.asarray(test.labels))
-    from nearfar.data.embedded import cache_folder
     from nearfar.data.features import FeatureCache
+    from nearfar.foundation.folders import cache_folder
     from nearfar.models import Embedder
 
     model = Embedder(TRUNK, head=None).eval()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "nearfar"
-FOUNDATION = {"errors", "durations"}  # which everyone may import
+FOUNDATION = {"errors", "foundation"}  # which everyone may import
 MAY_IMPORT = {
     "errors": set(),
-    "durations": {"errors"},
+    "foundation": {"errors", "foundation"},
     "losses": {"losses"},
     "imaging": {"imaging"},
     "data": {"data", "imaging"},
@@ -62,7 +62,10 @@ print(json.dumps([calls, sorted(set(sys.modules) - there)]))
 """
     calls, loaded = json.loads(fresh_python(code))
     own = {f"nearfar.losses.{path.stem}" for path in (PACKAGE / "losses").glob("[!_]*.py")}  # not what is distributed
-    assert {"nearfar", "nearfar.losses"} <= set(loaded) <= {"nearfar", "nearfar.errors", "nearfar.losses", *own}
+    founded = {"nearfar.foundation", "nearfar.foundation.suggestions"}
+    assert (
+        {"nearfar", "nearfar.losses"} <= set(loaded) <= {"nearfar", "nearfar.errors", *founded, "nearfar.losses", *own}
+    )
     assert calls < 100_000  # some 23,000, most of them dataclasses
 
 

@@ -1,7 +1,6 @@
 """`nearfar`: the command line. Every command is a module of `nearfar.commands`, loaded when it is called."""
 
 import contextlib
-import difflib
 import errno
 import importlib
 import io
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 
 import nearfar
 from nearfar.errors import NearfarError
+from nearfar.foundation.suggestions import suggestion
 
 COMMANDS = {
     "train": "train an embedding on a data set, and measure it on unseen classes",
@@ -70,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = words[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        print(f"nearfar: there is no command {name}: {hint}", file=sys.stderr)
+        print(f"nearfar: there is no command {name}: {suggestion(name, COMMANDS)}", file=sys.stderr)
         return 2
     _let_names_through()
     try:

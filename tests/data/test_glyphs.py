@@ -7,7 +7,8 @@ import pytest
 
 import nearfar.data
 from nearfar.data import Table, glyphs
-from nearfar.data.embedded import HELD_OUT, cache_folder
+from nearfar.data.embedded import HELD_OUT
+from nearfar.foundation.folders import cache_folder
 
 pytest.importorskip("matplotlib")
 SMALL = {"classes": 60, "per_class": 8, "size": 24}

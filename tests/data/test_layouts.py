@@ -382,7 +382,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         nearfar.data.open(tmp_path / "nowhere")
     with pytest.raises(LayoutError, match="has no images in it"):
         nearfar.data.open(tmp_path)
-    with pytest.raises(ValueError, match="there is no layout 'cubs', did you mean 'cub'"):
+    with pytest.raises(ValueError, match="there is no layout 'cubs': did you mean cub"):
         nearfar.data.open(tmp_path, layout="cubs")
     with pytest.raises(LayoutError, match="does not have the files of the layout cub"):
         nearfar.data.open(tmp_path, layout="cub")

@@ -189,7 +189,7 @@ def test_wrong_arguments(arguments: tuple, error: type[Exception], message: str)
         ({"ks": (0,)}, ValueError, "whole numbers from 1 up, not 0"),
         ({"ks": (1.5,)}, ValueError, "whole numbers from 1 up, not 1.5"),
         ({"ks": (), "metrics": "recall"}, ValueError, "needs ks"),
-        ({"metrics": ("recal@1",)}, ValueError, "no metric 'recal@1'; did you mean 'recall@1'"),
+        ({"metrics": ("recal@1",)}, ValueError, "no metric 'recal@1': did you mean recall@1"),
         ({"metrics": "recall@0"}, ValueError, "no metric 'recall@0'"),
         ({"similarity": "cosinus"}, ValueError, "similarity must be one of"),
         ({"ties": "random"}, ValueError, "ties must be one of"),

@@ -105,9 +105,9 @@ def test_check_finite(setting: Setting) -> None:
 @defaults
 def test_misspelt_arguments(setting: Setting) -> None:
     for argument in setting.info.arguments:
-        with pytest.raises(TypeError, match=f"has no argument '{argument}x': did you mean '{argument}'"):
+        with pytest.raises(TypeError, match=f"has no argument '{argument}x': did you mean {argument}"):
             setting.make(**{argument + "x": 1})
-    with pytest.raises(TypeError, match="did you mean 'reduction'"):
+    with pytest.raises(TypeError, match="did you mean reduction"):
         setting.make(reducton="mean")
     with pytest.raises(TypeError, match="it takes"):
         setting.make(qqqqqqqq=1)

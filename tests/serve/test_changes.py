@@ -77,7 +77,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, where: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/secret")
 
     if where == "picture":
-        monkeypatch.setattr("nearfar.serve.gallery.replacing", full)
+        monkeypatch.setattr("nearfar.serve.gallery.write_file", full)
     else:
         monkeypatch.setattr("nearfar.retrieval.store.Store.commit", full)
     answer = asking.post("/api/runs/a/items?label=new", content=picture(seed=4), headers=bearer())

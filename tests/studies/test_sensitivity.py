@@ -84,7 +84,7 @@ def test_sentences_and_map() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ConfigError, match="sensitivity has no part gama-m, did you mean gamma-m"):
+    with pytest.raises(ConfigError, match="sensitivity has no part gama-m: did you mean gamma-m"):
         Options(parts=("gama-m",))
     with pytest.raises(ConfigError, match="at least one"):
         Options(parts=())

@@ -167,9 +167,9 @@ def test_options_of_training(powers: Powers, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["powrs"], "there is no study powrs, did you mean powers?"),
+        (["powrs"], "there is no study powrs: did you mean powers?"),
         (["--small"], "its name comes first"),
-        (["powers", "--power", "2"], "there is no option --power, did you mean --powers?"),
+        (["powers", "--power", "2"], "there is no option --power: did you mean --powers?"),
         (["powers", "--powers", "two"], "powers must be a whole number"),
         (["powers", "photos"], "powers takes no data"),
         (["powers", "--backbone", "convnet"], "powers has no option --backbone"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nearfar.data import FeatureCache, Table
-from nearfar.data.embedded import cache_folder
+from nearfar.foundation.folders import cache_folder
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nearfar.commands.words import configuration, options_help, parse
 from nearfar.compare.budget import Budget
-from nearfar.durations import read_seconds
+from nearfar.foundation.durations import read_seconds
 from nearfar.training.options import ConfigError, convert
 
 OWN = {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from nearfar.commands.words import entry, options_help, parse
+from nearfar.foundation.folders import numbered_folder
 from nearfar.studies import STUDIES
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import ConfigError, Option, convert, with_options
@@ -46,7 +47,7 @@ def run(words: Sequence[str]) -> int:
     if words[0].startswith("-"):
         raise ConfigError("which study? nearfar study lists them, and its name comes first: nearfar study NAME ...")
     name, *rest = words
-    from nearfar.studies.study import PAGE, new_folder, own_options, run_study, study_module
+    from nearfar.studies.study import PAGE, own_options, run_study, study_module
 
     module = study_module(name)
     if asked:
@@ -57,7 +58,7 @@ def run(words: Sequence[str]) -> int:
     positional, taken, others = parse(rest, OWN | kinds)
     options = _chosen(name, module.Options(), positional, taken, others)
     quiet = {"progress": lambda text: None} if taken.get("quiet") else {}
-    folder = taken.get("out") or str(new_folder(name))
+    folder = taken.get("out") or str(numbered_folder("studies", name))
     found = run_study(name, options, out=folder, **quiet)
     for sentence in found.sentences:
         print(sentence)

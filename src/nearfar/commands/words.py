@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearfar.errors import MissingFileError
+from nearfar.foundation.suggestions import suggestion
 from nearfar.training.config import TrainConfig
-from nearfar.training.options import ConfigError, Option, all_options, find_option, nearest, read_yaml, with_options
+from nearfar.training.options import HELP, ConfigError, Option, all_options, find_option, read_yaml, with_options
 
 WIDTH = 110
 COLUMN = 34  # where the explanations begin
@@ -60,7 +61,7 @@ def _kind(name: str, own: Mapping[str, type]) -> Any:
     try:
         return _given(find_option(name).kind)
     except ConfigError:
-        raise ConfigError(f"there is no option --{name}{nearest(f'--{name}', known)}") from None
+        raise ConfigError(f"there is no option --{name}: {suggestion(f'--{name}', known, HELP)}") from None
 
 
 def configuration(taken: Mapping[str, Any], options: Mapping[str, Any], data: str | None) -> TrainConfig:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
 from nearfar.training.options import ConfigError
 
 PLANNED = 0.9  # of the time that is left: what is planned is an estimate

@@ -41,7 +41,8 @@ from nearfar.compare.settings import (
     write_comparison,
 )
 from nearfar.data import Table
-from nearfar.durations import duration, read_seconds
+from nearfar.foundation.durations import duration, read_seconds
+from nearfar.foundation.files import write_file
 from nearfar.training.config import TrainConfig
 from nearfar.training.finish import write_report
 from nearfar.training.fit import StoppedError
@@ -50,7 +51,7 @@ from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import prepare
 from nearfar.training.progress import Display
 from nearfar.training.reading import open_readable, readable
-from nearfar.training.runs import Run, replacing
+from nearfar.training.runs import Run
 from nearfar.training.start import start
 
 
@@ -178,8 +179,7 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, live: Live, budget: Bu
     files.write_settings({name: own[0].config for name, own in runs.items()}, folder / "settings")
     _complete(Run(board.run), rows)
     write_page(board, found, folder / "report.html")
-    with replacing(folder / FILE) as file:  # last: it makes the comparison finished
-        file.write(to_json(board).encode())
+    write_file(folder / FILE, to_json(board))  # last: it makes the comparison finished
     if budget is not None:
         live.note(f"took {duration(budget.spent)} of {duration(budget.seconds)}")
     return board

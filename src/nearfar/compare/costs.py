@@ -24,8 +24,8 @@ from nearfar.compare.settings import Comparison
 from nearfar.compare.statistics import all_pairs
 from nearfar.compare.trial import configured, run_fold
 from nearfar.data import FeatureCache, Table
-from nearfar.data.embedded import cache_folder
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
+from nearfar.foundation.folders import cache_folder
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig

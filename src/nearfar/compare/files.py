@@ -11,8 +11,6 @@ runs/LOSS-SEED/      runs of the best settings; the winner's holds its model
 report.html          all this to look at
 """
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -26,9 +24,9 @@ from nearfar.compare.leaderboard import Leaderboard
 from nearfar.compare.look import METRICS, Look
 from nearfar.compare.retrain import slug
 from nearfar.compare.search import Found, Trial
+from nearfar.foundation.files import replaced_file, write_file, write_rows
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import to_yaml
-from nearfar.training.runs import replacing
 
 
 def write_trials(found: Found, path: Path) -> None:
@@ -37,7 +35,7 @@ def write_trials(found: Found, path: Path) -> None:
     folds = max(len(trial.outcomes) for trial in trials)
     names = list(dict.fromkeys(name for trial in trials for name in trial.setting))
     header = ["loss", "trial", "state", "mean", *(f"fold {i + 1}" for i in range(folds)), *names, "seconds", "diverged"]
-    _write_csv(path, header, [_trial_line(trial, folds, names) for trial in trials])
+    write_rows(path, header, [_trial_line(trial, folds, names) for trial in trials])
 
 
 def _trial_line(trial: Trial, folds: int, names: list[str]) -> list[Any]:
@@ -70,7 +68,7 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
         line += ["" if row.peak_bytes is None else round(row.peak_bytes / 1e6)]
         line += ["" if row.setting is None else json.dumps(row.setting), "; ".join(board.equals(row.name))]
         lines.append(line)
-    _write_csv(path, header, lines)
+    write_rows(path, header, lines)
 
 
 def write_queries(seen: Look, path: Path) -> None:
@@ -80,21 +78,11 @@ def write_queries(seen: Look, path: Path) -> None:
         for name, values in seen.values.items()
         for metric in METRICS
     }
-    with replacing(path) as file:
+    with replaced_file(path) as file:
         np.savez_compressed(file, **arrays)
 
 
 def write_settings(configs: Mapping[str, TrainConfig], folder: Path) -> None:
     """The best setting of each loss; `nearfar train --config` trains with it."""
     for name, config in configs.items():
-        with replacing(folder / f"{slug(name)}.yaml") as file:
-            file.write(to_yaml(replace(config, out=None)).encode())
-
-
-def _write_csv(path: Path, header: list[str], lines: list[list[Any]]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows(lines)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
+        write_file(folder / f"{slug(name)}.yaml", to_yaml(replace(config, out=None)))

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compare.spaces import LOSSES, read_contestant
+from nearfar.foundation.files import write_file
+from nearfar.foundation.folders import numbered_folder
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import ConfigError, from_dict, to_dict
-from nearfar.training.runs import replacing
 
 FILE = "compare.yaml"
 TRIALS, SEEDS, FOLDS = 10, 3, 4
@@ -97,8 +98,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
         "budget": effort.budget,
         "shared": to_dict(comparison.shared),
     }
-    with replacing(path) as file:
-        file.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None).encode())
+    write_file(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None))
 
 
 def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
@@ -120,7 +120,4 @@ def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
 def new_folder(shared: TrainConfig) -> Path:
     """comparisons/DATA-NUMBER, the first number that is free."""
     data = re.sub(r"[^\w.-]+", "-", Path(shared.data.path).stem) or "data"
-    number = 1
-    while (folder := Path("comparisons") / f"{data}-{number}").exists():
-        number += 1
-    return folder
+    return numbered_folder("comparisons", data)

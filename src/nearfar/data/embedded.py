@@ -2,12 +2,9 @@
 ships, and distortions make their images. It is made on first use and kept in the user's cache.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import sys
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,8 +15,9 @@ import numpy.typing as npt
 
 from nearfar.data.columns import Pixels
 from nearfar.data.tables import SPLITS, Table
-from nearfar.data.writing import naming
 from nearfar.errors import InputError
+from nearfar.foundation.files import replaced_file
+from nearfar.foundation.folders import cache_folder
 
 NAMES = ("images", "labels", "face", "characters", "face_names")  # of the arrays that are kept
 VERSION = 1  # of what is drawn: raise it when the images change, so that no old cache is read
@@ -59,7 +57,8 @@ def glyphs(
     content = _load(path)
     if content is None:
         content = _make(classes, per_class, size, difficulty, seed)
-        _save(path, content)
+        with replaced_file(path) as file:
+            np.savez(file, **content)  # type: ignore[arg-type]
     images, labels, faces = content["images"], content["labels"], content["face"]
     characters, face_names = content["characters"], content["face_names"]
     split = np.where(labels < (classes + 1) // 2, SPLITS.index("train"), SPLITS.index("test"))
@@ -73,17 +72,6 @@ def glyphs(
         names={"face": tuple(face_names.tolist())},
         embedded=True,
     )
-
-
-def cache_folder() -> Path:
-    """Where made data is kept: $NEARFAR_CACHE, else the place for caches of the user's system."""
-    if own := os.environ.get("NEARFAR_CACHE"):
-        return Path(own)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"), "nearfar")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "nearfar"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nearfar")
 
 
 def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int) -> dict[str, npt.NDArray[Any]]:
@@ -121,19 +109,3 @@ def _load(path: Path) -> dict[str, npt.NDArray[Any]] | None:
     except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     return found if len(found["images"]) == len(found["labels"]) == len(found["face"]) else None
-
-
-def _save(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Whole or not at all, whoever else is writing it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(suffix=".npz", prefix=".glyphs-", dir=path.parent)
-    try:
-        with naming(path), os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

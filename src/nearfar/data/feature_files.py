@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.writing import naming
 from nearfar.errors import InputError
+from nearfar.foundation.files import named_errors
 
 ID_TYPE = np.dtype("S16")
 COMMIT_BYTES = 4_000_000  # rows written between two waits for the disk
@@ -54,7 +54,7 @@ class Writer:
             raise InputError(
                 f"a feature of {largest:g} is too large for {self._dtype.name}: choose float32, or mend the network"
             )
-        with naming(self._folder / f"{self._name}.rows"):
+        with named_errors(self._folder / f"{self._name}.rows"):
             self._rows.write(data.data)
         self._waiting.append(ids)
         self._unsaved += data.nbytes
@@ -62,7 +62,7 @@ class Writer:
             self._commit()
 
     def _commit(self) -> None:
-        with naming(self._folder / f"{self._name}.rows"):
+        with named_errors(self._folder / f"{self._name}.rows"):
             self._rows.flush()
             os.fsync(self._rows.fileno())  # rows first: an id promises that its row is there
             self._ids.write(b"".join(ids.tobytes() for ids in self._waiting))
@@ -85,7 +85,7 @@ def _agree(folder: Path, key: str, dimension: int, dtype: np.dtype[Any]) -> None
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{uuid.uuid4().hex}.draft"
     try:
-        with naming(draft):
+        with named_errors(draft):
             draft.write_text(json.dumps(about), encoding="utf-8")
         try:
             os.link(draft, folder / "about.json")  # whole, or not at all

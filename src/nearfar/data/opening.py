@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from nearfar.data.lists import LayoutError
 from nearfar.data.official import differences
 from nearfar.data.tables import Table
 from nearfar.errors import InputError, MissingFileError
+from nearfar.foundation.suggestions import suggestion
 
 EMBEDDED = "glyphs"
 
@@ -74,8 +74,5 @@ def _named(name: str, root: Path) -> tuple[Layout, Path]:
             if not layout.recognise(root):
                 raise LayoutError(f"{root} does not have the files of the layout {name}")
             return layout, root
-    near = get_close_matches(name, [layout.name for layout in LAYOUTS], 1)
-    raise InputError(
-        f"there is no layout {name!r}{f', did you mean {near[0]!r}?' if near else ''}: "
-        f"the layouts are {', '.join(layout.name for layout in LAYOUTS)}"
-    )
+    known = [layout.name for layout in LAYOUTS]
+    raise InputError(f"there is no layout {name!r}: {suggestion(name, known)}")

@@ -22,10 +22,10 @@ import PIL
 from numpy.typing import NDArray
 
 from nearfar.data.columns import Files
-from nearfar.data.embedded import cache_folder
 from nearfar.data.splits import halves_note, zero_shot
 from nearfar.data.tables import Table
 from nearfar.errors import InputError
+from nearfar.foundation.folders import cache_folder
 from nearfar.imaging import BrokenImageError, Source, TooManyBrokenImagesError
 from nearfar.imaging.decoding import decode, open_image
 from nearfar.imaging.sources import Span, encoded, identity

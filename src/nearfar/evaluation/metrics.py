@@ -18,7 +18,6 @@ up to k:
 A match that an approximate search did not find has the rank NOT_FOUND: it adds nothing.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.errors import InputError, InputTypeError
+from nearfar.foundation.suggestions import suggestion
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -162,11 +162,8 @@ def names(metrics: str | Iterable[str] | None, ks: Sequence[int]) -> list[str]:
             found[name] = None
         else:
             known = [*(f"{n}@{k}" for n in AT_K for k in ks), *AT_K, *WHOLE, *CLUSTERING]
-            near = difflib.get_close_matches(str(name), known, 1)
-            raise InputError(
-                f"there is no metric {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + " Metrics are "
-                f"{', '.join(AT_K)} (with ks, or as recall@1), {', '.join((*WHOLE, *CLUSTERING))}"
-            )
+            listed = f"{', '.join(AT_K)} (with ks, or as recall@1), {', '.join((*WHOLE, *CLUSTERING))}"
+            raise InputError(f"there is no metric {name!r}: {suggestion(str(name), known, f'there are {listed}')}")
     return list(found)
 
 

@@ -9,12 +9,13 @@ from nearfar.data import Table
 from nearfar.errors import InputError, NearfarError
 from nearfar.export.accuracy import Accuracy, accuracy, whole_classes
 from nearfar.export.card import Facts, card
-from nearfar.export.folder import appearing, check_free
+from nearfar.export.folder import check_free
 from nearfar.export.inputs import inputs_of, some_inputs
 from nearfar.export.network import ExportError
 from nearfar.export.parity import Network, Parity, check, parity
 from nearfar.export.preparation import FILE_NAME, description, to_json
 from nearfar.export.weights import torch_network
+from nearfar.foundation.files import new_folder
 from nearfar.models import Embedder
 from nearfar.training.evaluate import rows_of
 from nearfar.training.runs import Run
@@ -86,7 +87,7 @@ def export(
         inputs_of(model, table)  # which refuses what the model does not take
     described = description(model)
     text = to_json(described)
-    with appearing(target, replace) as folder:
+    with new_folder(target) as folder:
         file = folder / FILES[to]
         exported = _write(model, to, file, text)
         found = parity(torch_network(model), exported, *some_inputs(model, table))
@@ -108,6 +109,7 @@ def export(
         name = run.folder.resolve().name
         facts = Facts(name, to, config, run.metrics, licence, found, cost, sizes)
         (folder / "README.md").write_text(card(model, facts), encoding="utf-8")
+        check_free(target, replace)  # again: something may have been put there meanwhile
     return Exported(target, sizes, found, cost, notes)
 
 

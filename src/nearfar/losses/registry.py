@@ -1,6 +1,5 @@
 """The registry: every loss with its paper, found by tests, the command line, the docs and the benchmarks alike."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from nearfar.errors import InputTypeError
+from nearfar.foundation.suggestions import suggestion
 
 Level = Literal["pair", "class", "proxy", "pair or class", "towers"]
 
@@ -69,8 +69,7 @@ def _refuse_unknown_arguments(loss: type) -> None:
     def checked(self: object, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
+                hint = suggestion(name, known, f"it takes {', '.join(known)}")
                 raise InputTypeError(f"{loss.__name__} has no argument {name!r}: {hint}")
         initialise(self, *args, **kwargs)
 

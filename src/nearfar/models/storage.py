@@ -1,9 +1,7 @@
 """One file for a model: its tensors as safetensors, and in that format's header all the rest as JSON. No pickle."""
 
-import contextlib
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nearfar.errors import FileError, InputError, MissingFileError, MissingPackageError
+from nearfar.foundation.files import replaced_path
 
 try:
     from safetensors import SafetensorError, safe_open
@@ -36,22 +35,13 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
         text = json.dumps({"format": _FORMAT, **description}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"label names and calibration must be plain JSON: {error}") from error
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        partial.touch()
-        mode = partial.stat().st_mode  # as the user's new files are; those of safetensors are for their owner alone
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {_ENTRY: text})
-        partial.chmod(mode)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(error, SafetensorError):  # what the disk says, in its words
-            raise FileError(f"{target} could not be written: {error}") from error
-        raise
+        with replaced_path(target) as partial:
+            mode = partial.stat().st_mode  # safetensors makes its files readable for their owner only
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {_ENTRY: text})
+            partial.chmod(mode)
+    except SafetensorError as error:  # which repeats what the disk says
+        raise FileError(f"{target} could not be written: {error}") from error
     return target
 
 

@@ -1,6 +1,5 @@
 """Trunks by name: what turns an image into a map of features, how it wants its images, and where its weights are."""
 
-import difflib
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError, InputTypeError, MissingPackageError
+from nearfar.foundation.suggestions import suggestion
 from nearfar.imaging import EvalTransform
 from nearfar.imaging.pixels import Channels
 from nearfar.models import bn_inception, efficientnet, hub, iresnet
@@ -208,11 +208,9 @@ def _by_name(
             _load_file(opened[0], weights, lambda tensors: {f"model.{key}": value for key, value in tensors.items()})
         return *opened, description
     if name not in _TRUNKS:
-        near = difflib.get_close_matches(name, _TRUNKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise InputError(
-            f"there is no trunk {name!r}: {hint}There are {', '.join(_TRUNKS)}; hf:MODEL takes one of the Hugging Face "
-            "hub, such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
+            f"there is no trunk {name!r}: {suggestion(name, _TRUNKS)}; hf:MODEL takes one of the Hugging Face hub, "
+            "such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
         )
     info = _TRUNKS[name]
     try:

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+from nearfar.foundation.files import write_file
 from nearfar.report.markup import Markup, data_uri, text
 
 Cell = str | float | int | None
@@ -177,12 +178,7 @@ class Page:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all."""
         target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            partial.write_text(self.html(), encoding="utf-8")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_file(target, self.html())
         return target
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.data import Table
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
 from nearfar.report import figures, style
 from nearfar.report.files import RunFiles
 from nearfar.report.markup import Markup, text

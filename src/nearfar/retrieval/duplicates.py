@@ -5,7 +5,6 @@ Images are compared by the features of a trunk as it came, or by a run's model. 
 of their cosine on; a group is what hangs together by such pairs.
 """
 
-import csv
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data import SPLITS
+from nearfar.foundation.files import write_rows
 from nearfar.imaging import Span
 from nearfar.imaging.sources import content
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.gallery import Gallery
 from nearfar.retrieval.index import Floats, RetrievalError
 from nearfar.retrieval.vectors import unit
-from nearfar.training.runs import replacing
 
 THRESHOLD = 0.9  # of trunk features; docs/search.md says what it finds and what it misses
 TRAINED_ON = frozenset({"train", "val"})
@@ -118,14 +117,7 @@ class Duplicates:
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """A table of the images that are in groups."""
-        with tempfile.TemporaryFile("w+", newline="", encoding="utf-8", errors="surrogateescape") as text:
-            writer = csv.DictWriter(text, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows())
-            text.seek(0)
-            with replacing(Path(path)) as file:
-                for line in text:
-                    file.write(line.encode("utf-8", "surrogateescape"))
+        write_rows(Path(path), COLUMNS, ([row[name] for name in COLUMNS] for row in self.rows()))
 
 
 def _groups_in_words(groups: Sequence[Group]) -> str:

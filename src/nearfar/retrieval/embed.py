@@ -17,10 +17,10 @@ import numpy as np
 
 from nearfar.data import SPLITS
 from nearfar.errors import MissingPackageError
+from nearfar.foundation.files import replaced_file
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.gallery import Gallery
 from nearfar.retrieval.index import Floats, RetrievalError
-from nearfar.training.runs import replacing
 
 ENDINGS = (".parquet", ".npz")
 ROWS_AT_A_TIME = 4096  # of a Parquet file's groups
@@ -60,7 +60,7 @@ def write_embeddings(
     """
     path = check_name(out)
     write = _write_parquet if path.suffix == ".parquet" else _write_npz
-    with replacing(path) as file:
+    with replaced_file(path) as file:
         images = write(file, encoder, gallery, _batches(encoder, gallery, advance))
     return Written(path, images, len(gallery) - images)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nearfar.data import FeatureCache
-from nearfar.data.embedded import cache_folder
 from nearfar.data.features import by_steps
+from nearfar.foundation.folders import cache_folder
 from nearfar.imaging.foreign import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import Embedder

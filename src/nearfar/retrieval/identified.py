@@ -1,9 +1,7 @@
 """Pictures of files and folders, identified: what is told of each, and of all together."""
 
 import contextlib
-import csv
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from nearfar.errors import MissingFileError
+from nearfar.foundation.files import write_rows
 from nearfar.imaging import BrokenImageError, TooManyBrokenImagesError, images_below, load_image
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.identify import Answer, Identifier
 from nearfar.retrieval.index import Floats, RetrievalError
-from nearfar.training.runs import replacing
 
 COLUMNS = (
     "picture", "verdict", "who", "probability", "nearest", "similarity", "runner_up", "runner_up_similarity", "folder",
@@ -170,15 +168,9 @@ def scored(found: Sequence[Identified], names: Sequence[str]) -> Score | None:
 
 def write_csv(found: Sequence[Identified], path: str | os.PathLike[str]) -> None:
     """A row for each picture."""
-    with tempfile.TemporaryFile("w+", newline="", encoding="utf-8", errors="surrogateescape") as text:
-        writer = csv.DictWriter(text, COLUMNS, restval="")
-        writer.writeheader()
-        writer.writerows({name: _plain(value) for name, value in one.to_dict().items()} for one in found)
-        text.seek(0)
-        with replacing(Path(path)) as file:
-            for line in text:
-                file.write(line.encode("utf-8", "surrogateescape"))
+    rows = [one.to_dict() for one in found]
+    write_rows(Path(path), COLUMNS, ([_plain(row.get(name)) for name in COLUMNS] for row in rows))
 
 
 def _plain(value: Any) -> Any:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else value
+    return f"{value:.4f}" if isinstance(value, float) else value

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import re
-import time
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +28,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.writing import naming
 from nearfar.errors import MissingFileError
+from nearfar.foundation.files import named_errors, write_file
 from nearfar.retrieval.index import About, BusyIndexError, DamagedIndexError, RetrievalError
 from nearfar.retrieval.texts import Texts
-from nearfar.training.runs import replacing
 
 FORMAT = 1
 MANIFEST = "index.json"
@@ -41,7 +39,7 @@ PENDING = "pending.json"
 LOCK = "lock"
 STATE_BYTES = 16
 PATIENCE = 5.0  # seconds that a change waits for another
-_OURS = re.compile(r"[0-9a-f]{16}\.(vectors|rows|hnsw|ivfpq|dead-\d+)|\.(index|pending)\.json\.\d+")
+_OURS = re.compile(r"[0-9a-f]{16}\.(vectors|rows|hnsw|ivfpq|dead-\d+)|\.(index|pending)\.json\.[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -231,29 +229,25 @@ class Store:
     @contextlib.contextmanager
     def locked(self, patience: float = PATIENCE) -> Iterator[None]:
         """Be the only one who changes the index; another process may be waited for, but not long."""
-        import fcntl  # not on every system: there, indexes can be searched and not changed
+        from filelock import FileLock, Timeout
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        until = time.monotonic() + patience
-        with (self.folder / LOCK).open("a") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        raise BusyIndexError(
-                            f"another process is changing {self.folder}: try again when it is done"
-                        ) from None
-                    time.sleep(0.05)
+        lock = FileLock(self.folder / LOCK)
+        try:
+            lock.acquire(timeout=patience)
+        except Timeout:
+            raise BusyIndexError(f"another process is changing {self.folder}: try again when it is done") from None
+        try:
             yield
+        finally:
+            lock.release()
 
     def write_segment(self, rows: "Rows") -> Part:
         """New rows, on the disk, that count once a manifest names them."""
         part = Part(uuid.uuid4().hex[:16], len(rows.ids), {})
         about = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False}
         path = part.path(self.folder, "vectors")
-        with naming(path), path.open("wb") as file:
+        with named_errors(path), path.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, {**about, "shape": (len(rows.ids), rows.width)})
             for block in rows.blocks:
                 file.write(np.ascontiguousarray(block).data)  # `tofile` does not say why it cannot
@@ -265,7 +259,7 @@ class Store:
             "label_ends": named.ends,
         }
         path = part.path(self.folder, "rows")
-        with naming(path), path.open("wb") as file:
+        with named_errors(path), path.open("wb") as file:
             np.savez(file, states=rows.states, keys=rows.keys, **arrays)
         return self.with_sizes(part, "vectors", "rows")
 
@@ -282,7 +276,7 @@ class Store:
         """The same part without the rows that are gone."""
         ending = f"dead-{generation}"
         path, bits = part.path(self.folder, ending), np.packbits(~alive)
-        with naming(path), path.open("wb") as file:
+        with named_errors(path), path.open("wb") as file:
             about = {"descr": "|u1", "fortran_order": False, "shape": bits.shape}
             np.lib.format.write_array_header_1_0(file, about)
             file.write(bits.data)
@@ -292,8 +286,7 @@ class Store:
 
     def commit(self, manifest: Manifest) -> None:
         """From now on this counts."""
-        with replacing(self.folder / MANIFEST) as file:
-            file.write(manifest.to_json().encode())
+        write_file(self.folder / MANIFEST, manifest.to_json())
 
     def sweep(self, parts: Sequence[Part]) -> None:
         """Remove files of segments that neither these parts nor a pending change name."""
@@ -318,8 +311,7 @@ class Store:
         if not parts:
             (self.folder / PENDING).unlink(missing_ok=True)
             return
-        with replacing(self.folder / PENDING) as file:
-            file.write(json.dumps({"of": of, "parts": [part.to_dict() for part in parts]}).encode())
+        write_file(self.folder / PENDING, json.dumps({"of": of, "parts": [part.to_dict() for part in parts]}))
 
 
 def packed_states(states: Sequence[str]) -> NDArray[np.uint8]:

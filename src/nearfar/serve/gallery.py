@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.errors import NearfarError
+from nearfar.foundation.files import write_file
 from nearfar.imaging import Source
 from nearfar.report.markup import readable
 from nearfar.retrieval.index import Hit, Index
 from nearfar.serve.images import thumbnail
-from nearfar.training.runs import replacing
 
 Floats = NDArray[np.float32]
 LOG = logging.getLogger("nearfar.serve")
@@ -188,8 +188,7 @@ class Gallery:
         image = str(self.added / f"{hashlib.sha256(picture).hexdigest()[:32]}.png")
         with self._changing:
             new = image not in self.index
-            with replacing(Path(image)) as file:  # first, so that the index never names a picture that is not there
-                file.write(picture)
+            write_file(Path(image), picture)  # first, so that the index never names a picture that is not there
             try:
                 with self.index.change() as change:
                     change.put([image], vector, [label])

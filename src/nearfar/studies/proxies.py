@@ -20,12 +20,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearfar.compare.ground import Fold
+from nearfar.foundation.suggestions import suggestion
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
 from nearfar.studies.sweep import Row, best, draw_lines, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import LossConfig, SamplerConfig, option
-from nearfar.training.options import ConfigError, nearest
+from nearfar.training.options import ConfigError
 
 METRIC = "recall@1"
 ARGUMENTS = {
@@ -51,7 +52,7 @@ class Options(HeadOptions):
                 raise ConfigError(f"{name} are whole numbers from 1 on, not {values}")
         for loss in self.losses:
             if loss not in ARGUMENTS:
-                raise ConfigError(f"{loss} has one vector for every class{nearest(loss, ARGUMENTS)}")
+                raise ConfigError(f"{loss} has one vector for every class: {suggestion(loss, ARGUMENTS)}")
 
     def small(self) -> Self:
         config = replace(self.config, max_steps=8)

@@ -22,12 +22,13 @@ from matplotlib.figure import Figure
 
 from nearfar.compare.ground import Ground
 from nearfar.compare.spaces import read_contestant
+from nearfar.foundation.suggestions import suggestion
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
 from nearfar.studies.sweep import Row, as_good, best, draw_lines, draw_map, listed, name_lines, over_seeds, per_cent
 from nearfar.training.config import LossConfig, option
-from nearfar.training.options import ConfigError, nearest
+from nearfar.training.options import ConfigError
 
 METRIC = "recall@1"
 MAPS = {
@@ -68,7 +69,7 @@ class Options(HeadOptions):
             raise ConfigError(f"parts are of {', '.join((*MAPS, *LINES))}, at least one")
         for part in self.parts:
             if part not in (*MAPS, *LINES):
-                raise ConfigError(f"sensitivity has no part {part}{nearest(part, (*MAPS, *LINES))}")
+                raise ConfigError(f"sensitivity has no part {part}: {suggestion(part, (*MAPS, *LINES))}")
 
     def small(self) -> Self:
         config = replace(self.config, max_steps=3)

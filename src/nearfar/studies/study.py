@@ -15,7 +15,6 @@ A study is a module of this package with
 same folder with the same options goes on from there, to the same files.
 """
 
-import csv
 import importlib
 import io
 import json
@@ -31,12 +30,14 @@ from typing import Any, Self
 from matplotlib.figure import Figure
 
 from nearfar.compare.journal import Journal
+from nearfar.foundation.files import write_file, write_rows
+from nearfar.foundation.folders import numbered_folder
+from nearfar.foundation.suggestions import suggestion
 from nearfar.report import Page, style
 from nearfar.report.page import Cell
 from nearfar.studies import STUDIES
 from nearfar.training.config import TrainConfig, option
-from nearfar.training.options import ConfigError, Option, nearest, to_dict
-from nearfar.training.runs import replacing
+from nearfar.training.options import ConfigError, Option, to_dict
 
 FILE, CELLS, PAGE = "study.yaml", "cells.jsonl", "report.html"
 DOTS_PER_INCH, COLOURS = 150, 128  # of PNG files
@@ -107,8 +108,7 @@ class Findings:
 def study_module(name: str) -> Any:
     """The module of a study."""
     if name not in STUDIES:
-        hint = nearest(name, STUDIES) or f": there are {', '.join(STUDIES)}"
-        raise ConfigError(f"there is no study {name}{hint}")
+        raise ConfigError(f"there is no study {name}: {suggestion(name, STUDIES)}")
     return importlib.import_module(f"nearfar.studies.{name.replace('-', '_')}")
 
 
@@ -130,7 +130,7 @@ def run_study(
     """
     module = study_module(name)
     chosen: StudyOptions = module.Options() if options is None else options
-    folder = new_folder(name) if out is None else Path(out)
+    folder = numbered_folder("studies", name) if out is None else Path(out)
     say = progress or _say
     begin(folder, name, chosen)
     say(f"{folder}: if this is stopped, the same command with --out {folder} goes on")
@@ -151,8 +151,7 @@ def begin(folder: Path, name: str, options: StudyOptions) -> None:
         return
     if (folder / CELLS).exists():
         raise ConfigError(f"{folder} has cells of a study and no {FILE}: choose another --out")
-    with replacing(path) as file:
-        file.write(text.encode())
+    write_file(path, text)
 
 
 def described(name: str, options: StudyOptions) -> str:
@@ -225,8 +224,7 @@ def write_figure(drawn: Figure, path: Path) -> None:
     with Image.open(drawings["png"]) as image:  # drawings have few colours: a palette takes a third of the space
         image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     for kind, content in (("png", small), ("svg", drawings["svg"])):
-        with replacing(path.with_name(f"{path.name}.{kind}")) as file:
-            file.write(content.getvalue())
+        write_file(path.with_name(f"{path.name}.{kind}"), content.getvalue())
 
 
 def own_options(kind: type[StudyOptions]) -> dict[str, Option]:
@@ -237,25 +235,12 @@ def own_options(kind: type[StudyOptions]) -> dict[str, Option]:
     }
 
 
-def new_folder(name: str) -> Path:
-    """studies/NAME-NUMBER, the first number that is free."""
-    number = 1
-    while (folder := Path("studies") / f"{name}-{number}").exists():
-        number += 1
-    return folder
-
-
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    text = io.StringIO(newline="")
     header = list(rows[0]) if rows else []
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
     for row in rows:
         if list(row) != header:
             raise ValueError(f"the rows of {path.name} have different columns: {list(row)} and {header}")
-        writer.writerow(["" if value is None else value for value in row.values()])
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
+    write_rows(path, header, (row.values() for row in rows))
 
 
 def _words(values: Mapping[str, Any]) -> str:

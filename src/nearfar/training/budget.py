@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nearfar.data import Table
-from nearfar.durations import duration, read_seconds
+from nearfar.foundation.durations import duration, read_seconds
 from nearfar.training.build import build_embedder
 from nearfar.training.candidates import features_alone, on_cached_features
 from nearfar.training.config import TrainConfig

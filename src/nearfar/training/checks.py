@@ -1,6 +1,5 @@
 """What is refused before training begins: settings with which it would run, and learn nothing or measure nothing."""
 
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from nearfar.data import BatchSampler, Dealt, HierarchicalSampler, PKSampler, PlainSampler
 from nearfar.errors import InputError, InputTypeError
 from nearfar.evaluation.metrics import names
+from nearfar.foundation.suggestions import suggestion
 from nearfar.losses import CenterLoss, CrossBatchMemory, Loss, SelfSupervisedLoss
 from nearfar.losses.catalogue.towers import TwoTowerLoss
 
@@ -37,9 +37,9 @@ def check_metric(metric: str, ks: Sequence[int]) -> None:
     """Refuse a metric that would not be measured."""
     known = names(None, ks)
     if metric not in known:
-        near = difflib.get_close_matches(metric, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        raise InputError(f"the best epoch cannot be chosen by {metric!r}, which is not measured: {hint}")
+        raise InputError(
+            f"the best epoch cannot be chosen by {metric!r}, which is not measured: {suggestion(metric, known)}"
+        )
 
 
 def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> None:

@@ -22,8 +22,8 @@ from nearfar.data import (
     Table,
     TrainTransform,
 )
-from nearfar.data.embedded import cache_folder
 from nearfar.data.features import by_steps
+from nearfar.foundation.folders import cache_folder
 from nearfar.models import Embedder
 from nearfar.training.config import DataConfig, SamplerConfig, TrainConfig
 from nearfar.training.options import ConfigError

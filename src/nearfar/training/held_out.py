@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.training.runs import Run, RunError, replacing
+from nearfar.foundation.files import replaced_file
+from nearfar.training.runs import Run, RunError
 
 FILE_NAME = "held_out.npz"
 
@@ -36,7 +37,7 @@ class HeldOut:
 
     def save(self, run: Run) -> None:
         """Keep them in the run's folder."""
-        with replacing(run.folder / FILE_NAME) as file:
+        with replaced_file(run.folder / FILE_NAME) as file:
             np.savez(file, embeddings=self.embeddings, labels=self.labels, fold=self.fold, open_set=self.open_set)
 
 

@@ -5,7 +5,6 @@ that measures the run goes by it, however the data have changed since: what was 
 """
 
 import csv
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 import nearfar.data
 from nearfar.data import SPLITS, Table
 from nearfar.data.survey import Survey, row_name, survey
-from nearfar.training.runs import Run, RunError, replacing
+from nearfar.foundation.files import write_rows
+from nearfar.training.runs import Run, RunError
 from nearfar.training.splits import Parts, split
 
 FILE_NAME = "split.csv"
@@ -60,12 +60,7 @@ class KeptSplit:
 
     def save(self, run: Run) -> None:
         """Keep it in the run's folder."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(Row.__dataclass_fields__)
-        writer.writerows([vars(row).values() for row in self.rows])
-        with replacing(run.folder / FILE_NAME) as file:
-            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        write_rows(run.folder / FILE_NAME, Row.__dataclass_fields__, (vars(row).values() for row in self.rows))
 
     @classmethod
     def load(cls, run: Run) -> "KeptSplit | None":

@@ -1,6 +1,5 @@
 """What moves the weights: parameter groups with rates of their own, optimisers, schedules, clipping, averages."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 from nearfar.errors import InputError
+from nearfar.foundation.suggestions import suggestion
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.training.spread import rows_here
@@ -274,7 +274,5 @@ class Ema:
 
 def _chosen(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
-        raise InputError(f"there is no {what} {name!r}: {hint}")
+        raise InputError(f"there is no {what} {name!r}: {suggestion(name, known)}")
     return known[name]

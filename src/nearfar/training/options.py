@@ -3,7 +3,6 @@
 An unknown name, or a value of the wrong kind, is a `ConfigError` that says where, and names the nearest right one.
 """
 
-import difflib
 import re
 import types
 import typing
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearfar.errors import InputError, NearfarError
+from nearfar.foundation.suggestions import closest, suggestion
 from nearfar.training.config import LossConfig, TrainConfig
 
 SHORT_SECTIONS = ("data", "sampler", "model")  # their options may be written without the section
@@ -22,6 +22,7 @@ _LONG = ("sampler.kind",)  # alone, these would not say what they are of
 _LOSS_OPTIONS = ("weight", "class_level", "memory", "dims")
 LARGEST = 2**63  # beyond it, numpy and torch have no whole numbers
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
+HELP = "--help lists them"
 
 
 class ConfigError(NearfarError, ValueError):
@@ -126,15 +127,8 @@ def find_option(name: str) -> Option:
     known = {option.name: option for option in all_options()}
     known |= {option.short: option for option in known.values() if option.short is not None}
     if name not in known:
-        raise ConfigError(f"there is no option {name}{nearest(name, known)}")
+        raise ConfigError(f"there is no option {name}: {suggestion(name, known, HELP)}")
     return known[name]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Which of the known names was meant, to be appended to an error."""
-    known = list(known)
-    found = difflib.get_close_matches(name, known, 1) or [word for word in known if word.rpartition(".")[2] == name][:1]
-    return f", did you mean {found[0]}?" if found else ""
 
 
 # Losses
@@ -188,8 +182,8 @@ def _checked(loss: LossConfig) -> LossConfig:
     known = [*info.arguments, *COMMON_OPTIONS, *_LOSS_OPTIONS]
     for name, value in loss.arguments.items():
         if name not in known:
-            hint = nearest(name, known) or f": it takes {', '.join(known)}"
-            raise ConfigError(f"{loss.name} has no argument {name}{hint}")
+            hint = suggestion(name, known, f"it takes {', '.join(known)}")
+            raise ConfigError(f"{loss.name} has no argument {name}: {hint}")
         if name in ("num_classes", "embedding_size"):
             raise ConfigError(f"{name} of {loss.name} comes from the data and the model: leave it out")
         read = convert(value, kinds[name], f"loss.{name}")
@@ -203,8 +197,8 @@ def loss_info(name: str) -> Any:
 
     known = {info.name: info for info in list_losses()}
     if name not in known:
-        hint = nearest(name, known) or nearest(f"{name}Loss", known) or ": nearfar losses lists them"
-        raise ConfigError(f"there is no loss {name}{hint}")
+        meant = name if closest(name, known) else f"{name}Loss"
+        raise ConfigError(f"there is no loss {name}: {suggestion(meant, known, 'nearfar losses lists them')}")
     return known[name]
 
 
@@ -218,7 +212,7 @@ def _with_loss_option(losses: tuple[LossConfig, ...], name: str, value: Any) -> 
         wanted = " or ".join(f"--loss.{loss}.{own}" for loss in names)
         raise ConfigError(f"which loss is loss.{own} of? Write {wanted}")
     if chosen and chosen not in names:
-        raise ConfigError(f"loss.{name}: {chosen} is none of the losses {', '.join(names)}{nearest(chosen, names)}")
+        raise ConfigError(f"loss.{name}: {chosen} is none of the losses: {suggestion(chosen, names)}")
     at = names.index(chosen) if chosen else 0
     return (*losses[:at], _checked(_with_option_of_one(losses[at], own, value)), *losses[at + 1 :])
 
@@ -263,7 +257,9 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        raise ConfigError(f"{where} must be {_listed(args)}, not {value!r}{nearest(str(value), map(str, args))}")
+        near = closest(str(value), map(str, args))
+        hint = f": did you mean {near}?" if near else ""
+        raise ConfigError(f"{where} must be {_listed(args)}, not {value!r}{hint}")
     if origin is tuple:
         return _convert_tuple(value, args, where)
     if origin is Mapping:
@@ -335,7 +331,7 @@ def _read(kind: Any, values: Any, where: str) -> Any:
     for name, value in values.items():
         if name not in hints:
             everything = [o.name for o in all_options()] + [where + known for known in hints]
-            raise ConfigError(f"there is no option {where}{name}{nearest(f'{where}{name}', everything)}")
+            raise ConfigError(f"there is no option {where}{name}: {suggestion(f'{where}{name}', everything, HELP)}")
         if is_dataclass(hints[name]):
             read[name] = _read(hints[name], value, f"{where}{name}.")
         else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nearfar.data import Table
-from nearfar.durations import duration
+from nearfar.foundation.durations import duration
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
 from nearfar.training.doctor import diagnose_batch

@@ -23,16 +23,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearfar.data.writing import naming
 from nearfar.errors import MissingFileError, NearfarError
+from nearfar.foundation.files import named_errors, replaced_file, write_file, write_rows
+from nearfar.foundation.folders import numbered_folder
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.environment import environment
@@ -45,29 +46,6 @@ COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "
 
 class RunError(NearfarError, RuntimeError):
     """Training had to stop; the message says what was kept and what to do."""
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` once it is whole and on the disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with naming(path), partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong first is what is to be told
-            partial.unlink()
-        raise
-    with contextlib.suppress(OSError):  # the rename itself; not every file system has folders to flush
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 class Run:
@@ -148,16 +126,13 @@ class Run:
         """Make the folder, and say in it what is trained."""
         self.check_free()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / "environment.json") as file:
-            file.write(json.dumps(environment(), indent=2).encode())
-        with replacing(self.folder / "config.yaml") as file:  # last: it makes the folder a run
-            file.write(to_yaml(config).encode())
+        write_file(self.folder / "environment.json", json.dumps(environment(), indent=2))
+        write_file(self.folder / "config.yaml", to_yaml(config))  # last: it makes the folder a run
 
     def write_metrics(self, changes: Mapping[str, Any]) -> None:
         """Add to `metrics.json`."""
         text = json.dumps({**self.metrics, **changes}, indent=2, ensure_ascii=False)
-        with replacing(self.folder / "metrics.json") as file:
-            file.write(text.encode())
+        write_file(self.folder / "metrics.json", text)
 
     def fold(self, number: int) -> "Run":
         """Where the training without one fold of the classes is kept until what it is for has been chosen."""
@@ -165,7 +140,7 @@ class Run:
 
     def save_look(self, name: str, embeddings: NDArray[np.float32]) -> None:
         """Keep embeddings of held-out rows."""
-        with replacing(self.folder / "looks" / f"{name}.npy") as file:
+        with replaced_file(self.folder / "looks" / f"{name}.npy") as file:
             np.save(file, embeddings)
 
     def load_look(self, name: str) -> NDArray[np.float32] | None:
@@ -182,7 +157,7 @@ class Run:
         """Keep a state as `checkpoints/NAME.pt`, in place of the one before."""
         path = self.folder / "checkpoints" / f"{name}.pt"
         try:
-            with replacing(path) as file:
+            with replaced_file(path) as file:
                 torch.save(dict(state), file)
         except (OSError, RuntimeError) as error:  # torch wraps what the disk says
             if out_of_memory(error):
@@ -252,18 +227,13 @@ class Curves:
             kept = [row for row in _rows(path) if int(row["step"]) <= step]
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise RunError(f"{path} is damaged ({error}): remove it, and the run goes on without it") from error
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS)
-        writer.writeheader()
-        writer.writerows(kept)
-        with replacing(path) as file:
-            file.write(text.getvalue().encode())
+        write_rows(path, COLUMNS, ([row[name] for name in COLUMNS] for row in kept))
         self._path, self._file = path, path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
 
     def add(self, row: Mapping[str, float]) -> None:
         """One row; what is missing stays empty."""
-        with naming(self._path):
+        with named_errors(self._path):
             self._writer.writerow({name: row.get(name, "") for name in COLUMNS})
             self._file.flush()
 
@@ -286,7 +256,4 @@ def new_folder(config: TrainConfig) -> Path:
     """runs/DATA-LOSS-NUMBER, the first number that is free."""
     data = re.sub(r"[^\w.-]+", "-", Path(config.data.path).stem) or "data"
     loss = "+".join(loss.name.removesuffix("Loss").lower() for loss in config.loss)
-    number = 1
-    while (folder := Path("runs") / f"{data}-{loss}-{number}").exists():
-        number += 1
-    return folder
+    return numbered_folder("runs", f"{data}-{loss}")

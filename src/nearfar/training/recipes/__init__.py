@@ -11,8 +11,7 @@
 100.0
 """
 
-import difflib
-
+from nearfar.foundation.suggestions import suggestion
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError
 from nearfar.training.recipes import faces, reid, retrieval
@@ -30,7 +29,5 @@ def recipe(name: str) -> TrainConfig:
     """The configuration of a recipe; what `--recipe NAME` begins with."""
     known = {info.name: info for info in list_recipes()}
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "nearfar recipes lists them."
-        raise ConfigError(f"there is no recipe {name!r}: {hint}")
+        raise ConfigError(f"there is no recipe {name!r}: {suggestion(name, known, 'nearfar recipes lists them')}")
     return known[name].config

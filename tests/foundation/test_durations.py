@@ -2,7 +2,7 @@
 
 import pytest
 
-from nearfar.durations import duration, read_seconds
+from nearfar.foundation.durations import duration, read_seconds
 
 
 @pytest.mark.parametrize(
