@@ -146,7 +146,15 @@ class Problem:
 
     def by_engine(self, reduction: Any, sizes: Sizes, budget: int) -> list[Tensor]:
         plan = Plan(
-            self.spec, self.pairs(), Spare(), self.weight, self.column_weight, reduction, budget, sizes, row_parameters=2
+            self.spec,
+            self.pairs(),
+            Spare(),
+            self.weight,
+            self.column_weight,
+            reduction,
+            budget,
+            sizes,
+            row_parameters=2,
         )
         return self.gradients(lambda x, y, bias, *numbers: engine.evaluate(plan, x, y, bias, *numbers))
 
@@ -175,7 +183,9 @@ def test_every_executor_computes_a_spec_alike_or_refuses_it() -> None:
             continue
         told = disagreement(problem.by_engine(reduction, sizes, budget), problem.by_oracle(reduction))
         if told:
-            wrong.append(f"{number} {problem.kind} masked={problem.masked} {reduction} {sizes} {budget}: {told}\n{problem.spec}")
+            wrong.append(
+                f"{number} {problem.kind} masked={problem.masked} {reduction} {sizes} {budget}: {told}\n{problem.spec}"
+            )
     assert not wrong, f"{len(wrong)} of {NUMBER} disagree\n" + "\n".join(wrong[:9])
     assert refused <= NUMBER / 3
 

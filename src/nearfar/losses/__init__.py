@@ -24,10 +24,6 @@ Only torch and numpy are needed.
 
 from nearfar.losses.catalogue.angular import AngularLoss, TupletMarginLoss
 from nearfar.losses.catalogue.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
-from nearfar.losses.catalogue.histograms import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
-from nearfar.losses.catalogue.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
-from nearfar.losses.catalogue.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
-from nearfar.losses.loss import Loss
 from nearfar.losses.catalogue.contrastive import (
     CircleLoss,
     ContrastiveLoss,
@@ -40,9 +36,12 @@ from nearfar.losses.catalogue.contrastive import (
     ThresholdConsistentMarginLoss,
     UnifiedLoss,
 )
+from nearfar.losses.catalogue.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
+from nearfar.losses.catalogue.histograms import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
+from nearfar.losses.catalogue.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
+from nearfar.losses.catalogue.own_function import StripLoss
 from nearfar.losses.catalogue.proxies import ProxyAnchorLoss, ProxyNCALoss
 from nearfar.losses.catalogue.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
-from nearfar.losses.registry import LossInfo, list_losses
 from nearfar.losses.catalogue.softmax import (
     AMSoftmaxLoss,
     ArcFaceLoss,
@@ -57,9 +56,10 @@ from nearfar.losses.catalogue.softmax import (
     SoftmaxLoss,
     SphereFaceLoss,
 )
-from nearfar.losses.catalogue.own_function import StripLoss
 from nearfar.losses.catalogue.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
 from nearfar.losses.catalogue.triplets import MarginLoss, TripletMarginLoss
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import LossInfo, list_losses
 from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
 
 __all__ = [

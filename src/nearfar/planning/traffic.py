@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nearfar.planning.job import FLOAT, LONG, Item, Job, Total
 from nearfar.planning.memory import BUDGET
 
-TILE, WIDEST, FEWEST_ROWS = 2**20, 2048, 256  # similarities of a tile, its columns at most, its rows at least
+TILE, SQUARE, FEWEST_ROWS = 2**20, 1024, 256  # similarities of a tile, its side, its rows at least
 STATISTICS = 4  # numbers of a row that are merged: the top and the sum of its positives, and of its negatives
 
 
@@ -42,7 +42,7 @@ def traffic_of(job: Job) -> Traffic:
     messages = 4  # one of them for how many samples each has
     if job.kind == "softmax":
         items.append(Item("statistics of the rows", reduced * STATISTICS * job.batch * FLOAT))
-        messages += 2 * (1 + math.ceil(max(0, job.batch - first_strip(job)) / strip(job)))
+        messages += STATISTICS * math.ceil(job.batch / strip(job))
     else:
         messages += 2  # how many rows count, and the loss
     if job.kind != "pair" and not job.sharded:
@@ -52,14 +52,13 @@ def traffic_of(job: Job) -> Traffic:
     return Traffic(Total(tuple(item for item in items if item.amount)), messages + (job.parameters > 0))
 
 
-def first_strip(job: Job) -> int:
-    """Rows whose similarities a loss of classes works on at first: a tile's."""
-    return max(FEWEST_ROWS, TILE // min(WIDEST, _columns(job)))
-
-
 def strip(job: Job) -> int:
-    """Rows at a time after that: no more than the budget keeps."""
-    return min(first_strip(job), max(FEWEST_ROWS, BUDGET // (FLOAT * _columns(job))))
+    """Rows whose similarities a loss of classes works on together: as many as the budget keeps, or, where these are too
+    few for products at full speed, a tile's.
+    """
+    most = max(FEWEST_ROWS, TILE // min(SQUARE, _columns(job)))
+    kept = BUDGET // (FLOAT * _columns(job))
+    return min(most, kept) if kept >= FEWEST_ROWS else most
 
 
 def _columns(job: Job) -> int:

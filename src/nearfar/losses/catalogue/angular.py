@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
-from nearfar.losses.hyperparameters import check_angle, check_positive
-from nearfar.losses.loss import Given, Loss, Reduction
+from nearfar.losses.catalogue.whole_batch import in_order, positive_pairs
 from nearfar.losses.engine.maps import AngularSlack, Linear
 from nearfar.losses.engine.pairs import ClassPairs, Pairs, over_all_rows
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec, over_negatives
 from nearfar.losses.engine.vectors import ordered, restored
-from nearfar.losses.catalogue.whole_batch import in_order, positive_pairs
+from nearfar.losses.hyperparameters import check_angle, check_positive
+from nearfar.losses.loss import Given, Loss, Reduction
+from nearfar.losses.registry import register
 
 LISTED = 2**23  # elements of the vectors of positive pairs that are compared together
 

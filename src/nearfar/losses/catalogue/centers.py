@@ -8,14 +8,14 @@ from torch import Tensor
 
 from nearfar.errors import InputError, StateError
 from nearfar.losses import inputs
-from nearfar.losses.hyperparameters import check_angle, check_positive
-from nearfar.losses.loss import Given, Loss
 from nearfar.losses.engine.maps import ArcMargin, Linear
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.pools import Nearest, Relaxed
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
+from nearfar.losses.hyperparameters import check_angle, check_positive
+from nearfar.losses.loss import Given, Loss
+from nearfar.losses.registry import register
 
 
 @register(

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.losses.hyperparameters import check_choice, check_positive
-from nearfar.losses.loss import Given, Loss
 from nearfar.losses.engine.maps import Distance, Hinge, Linear, SelfPaced
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
+from nearfar.losses.hyperparameters import check_choice, check_positive
+from nearfar.losses.loss import Given, Loss
+from nearfar.losses.registry import register
 
 DistanceKind = Literal["l2", "squared_l2", "cosine"]
 DISTANCES = ("l2", "squared_l2", "cosine")
@@ -169,8 +169,9 @@ def _one_per_class(labels: Tensor) -> tuple[Tensor, Tensor]:
     for sample, label in enumerate(labels.tolist()):
         if first.setdefault(label, sample) != sample:
             second.setdefault(label, sample)
-    chosen = [first[label] for label in second], list(second.values())
-    return torch.tensor(chosen, dtype=torch.long, device=labels.device).unbind()
+    rows, columns = [first[label] for label in second], list(second.values())
+    chosen = torch.tensor([rows, columns], dtype=torch.long, device=labels.device)
+    return chosen[0], chosen[1]
 
 
 @register(

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.losses.hyperparameters import check_angle, check_positive
-from nearfar.losses.loss import Loss
 from nearfar.losses.engine.maps import ArcMargin, Curriculum, Linear, QualityMargin, Row, Square
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms, unit, wide
+from nearfar.losses.hyperparameters import check_angle, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import register
 
 
 @register(
@@ -191,9 +191,7 @@ class CurricularFaceLoss(Loss):
         if labels is None or labels.ndim != 1:
             raise InputError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
         assert self.weight is not None
-        return self.with_own_class(
-            self.weight, labels, lambda own: (unit(wide(embeddings)) * unit(wide(own))).sum(1)
-        )
+        return self.with_own_class(self.weight, labels, lambda own: (unit(wide(embeddings)) * unit(wide(own))).sum(1))
 
 
 @register(

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.losses.hyperparameters import check_positive
-from nearfar.losses.loss import Given, Loss
+from nearfar.losses.catalogue.triplets import listed
+from nearfar.losses.catalogue.whole_batch import WholeBatchLoss, strips
 from nearfar.losses.engine.maps import Distance, Interpolated, Map, ShiftedHinge, beyond, nodes, through
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.catalogue.triplets import listed
 from nearfar.losses.engine.vectors import ordered
-from nearfar.losses.catalogue.whole_batch import WholeBatchLoss, strips
+from nearfar.losses.hyperparameters import check_positive
+from nearfar.losses.loss import Given, Loss
+from nearfar.losses.registry import register
 
 
 def _over_all_pairs(positive: Map, negative: Map, numbers: tuple[float, float]) -> LossSpec:

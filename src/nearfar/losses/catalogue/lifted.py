@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
-from nearfar.losses.loss import Given, Loss
+from nearfar.losses.catalogue.whole_batch import WholeBatchLoss, in_order, positive_pairs
 from nearfar.losses.engine.maps import Distance, through
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec, over_negatives
-from nearfar.losses.mined import TuplePairs
 from nearfar.losses.engine.vectors import ordered
-from nearfar.losses.catalogue.whole_batch import WholeBatchLoss, in_order, positive_pairs
+from nearfar.losses.loss import Given, Loss
+from nearfar.losses.mined import TuplePairs
+from nearfar.losses.registry import register
 
 LISTED = 2**21  # elements of the vectors of positive pairs that are looked at together
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nearfar.losses.engine.spec import StripSpec
 from nearfar.losses.hyperparameters import check_choice
 from nearfar.losses.loss import Loss
-from nearfar.losses.engine.spec import StripSpec
 
 
 def masked_logsumexp(v: Tensor, mask: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
-from nearfar.losses.hyperparameters import check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.catalogue.own_function import masked_logsumexp
 from nearfar.losses.engine.maps import Linear, softplus
 from nearfar.losses.engine.pools import relaxed_similarity
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.catalogue.own_function import masked_logsumexp
+from nearfar.losses.hyperparameters import check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import register
 
 
 @register(

@@ -8,14 +8,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
-from nearfar.losses.hyperparameters import check_choice, check_positive
-from nearfar.losses.loss import Loss
 from nearfar.losses.engine.maps import Distance
 from nearfar.losses.engine.pairs import table_of
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import StripSpec
+from nearfar.losses.hyperparameters import check_choice, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import register
 
-FEW = 2**15  # pairs of two columns that are compared without a table of the positives
 TOGETHER = 2**20  # pairs of a positive and another column that are compared together
 
 
@@ -30,23 +29,20 @@ def ranks_above(
         among: count the other positives, too.
 
     Returns:
-        The negatives (b, K), one entry per positive, or per column; the same of the other positives, or None; and which
-        of the entries are of a positive.
+        The negatives (b, K), one entry per positive; the same of the other positives, or None; and which of the entries
+        are of a positive.
     """
 
-    def above(s: Tensor, columns: Tensor | None) -> tuple[Tensor, ...]:
-        own = s if columns is None else s.gather(1, columns)
+    def above(s: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
+        own = s.gather(1, columns)
         sigmoid = torch.sigmoid((s.unsqueeze(1) - own.unsqueeze(2)) * (1 / temperature))
         of_negatives = (sigmoid * negative.unsqueeze(1)).sum(2)
         if not among:
             return (of_negatives,)
         all_columns = torch.arange(s.shape[1], device=s.device)
-        other = all_columns != (all_columns if columns is None else columns).unsqueeze(-1)
+        other = all_columns != columns.unsqueeze(-1)
         return of_negatives, (sigmoid * (other & positive.unsqueeze(1))).sum(2)
 
-    if s.numel() * s.shape[1] <= FEW:  # every column has an entry
-        counts = above(s, None)
-        return counts[0], counts[1] if among else None, positive
     columns, filled = table_of(positive)
     # As many positives at a time as are bounded in memory; if not all, each part is computed again for its gradient.
     together = max(1, TOGETHER // max(1, s.numel()))

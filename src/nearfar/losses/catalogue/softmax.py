@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses.hyperparameters import check_angle, check_multiplier, check_not_negative, check_positive
-from nearfar.losses.loss import Loss
 from nearfar.losses.engine.maps import ArcMargin, Column, CombinedMargin, Linear, MultiplicativeMargin, Row
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms, unit
+from nearfar.losses.hyperparameters import check_angle, check_multiplier, check_not_negative, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import register
 
 
 def _softmax(scale: float = 1.0, margin: float = 0.0, normalize: tuple[bool, bool] = (True, True)) -> LossSpec:

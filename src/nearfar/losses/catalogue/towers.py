@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses import inputs
-from nearfar.losses.hyperparameters import check_positive
-from nearfar.losses.loss import Loss, eager
 from nearfar.losses.engine.maps import Linear, Softplus
 from nearfar.losses.engine.pairs import ClassPairs, TowerPairs
-from nearfar.losses.registry import register
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
+from nearfar.losses.hyperparameters import check_positive
+from nearfar.losses.loss import Loss, eager
+from nearfar.losses.registry import register
 
 
 class TwoTowerLoss(Loss):

@@ -8,16 +8,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
+from nearfar.losses.catalogue.contrastive import DISTANCES, DistanceKind
+from nearfar.losses.engine.maps import Distance, softplus, through
+from nearfar.losses.engine.pairs import Pairs, table_of
+from nearfar.losses.engine.spec import LossSpec, StripSpec
 from nearfar.losses.hyperparameters import check_choice
 from nearfar.losses.loss import Given, Loss
-from nearfar.losses.engine.maps import Distance, softplus, through
-from nearfar.losses.catalogue.contrastive import DISTANCES, DistanceKind
-from nearfar.losses.engine.pairs import Pairs, table_of
-from nearfar.losses.registry import register
-from nearfar.losses.engine.spec import LossSpec, StripSpec
 from nearfar.losses.mined import Triplets, TuplePairs
+from nearfar.losses.registry import register
 
-FEW = 2**15  # triplets that are compared without a table of the positives
 TOGETHER = 2**20  # triplets that are looked at together
 MANY = 64  # positives of a row: with so many, sorting its negatives is less work than comparing all triplets
 MININGS = ("batch_hard", "easy_positive", "all", "semihard")
@@ -114,23 +113,16 @@ class TripletMarginLoss(Loss):
         The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
         kind, semihard = Distance(self.distance), self.mining == "semihard"
-        here = s.device.type == "cpu"  # elsewhere one would have to wait for the answer, whether any is active
         distance = kind.value(s)
         d_n = torch.where(negative, distance, torch.inf)
-        if s.numel() * s.shape[1] <= FEW:  # every column has a slot
-            active = _active(torch.where(positive, distance, -torch.inf), d_n, self.margin, semihard)
-            if here and not bool(active.any()):
-                return _none_active(distance)
-            of_positives, of_negatives = _numbers(active, s.dtype)
-            factor = of_positives - of_negatives
-        else:
-            columns, filled = table_of(positive)
-            d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
-            count = _compared if columns.shape[1] < MANY else _sorted
-            of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
-            if here and not bool(of_positives.any()):
-                return _none_active(distance)
-            factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
+        columns, filled = table_of(positive)
+        d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
+        count = _compared if columns.shape[1] < MANY else _sorted
+        of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
+        if s.device.type == "cpu" and not bool(of_positives.any()):  # elsewhere one would have to wait for the answer
+            nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
+            return nothing, nothing, None
+        factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
         number = of_positives.sum(1)
         sums = torch.add((distance * factor).sum(1), number, alpha=self.margin)
         return sums, number, [factor.mul_(kind.slope_at(distance))]
@@ -154,33 +146,19 @@ class TripletMarginLoss(Loss):
         return losses, number
 
 
-def _none_active(distance: Tensor) -> tuple[Tensor, Tensor, None]:
-    nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
-    return nothing, nothing, None
-
-
-def _active(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> Tensor:
-    """(b, K, M) which triplets are: d_n < d_p + margin; of the semi-hard ones d_p < d_n, too. What is no positive or
-    negative has a distance of -inf or inf.
-    """
-    nearer, further = d_p.unsqueeze(2), d_n.unsqueeze(1)
-    active = further < nearer + margin
-    return active & (nearer < further) if semihard else active
-
-
-def _numbers(active: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """In how many of them each positive (b, K) and each negative (b, M) is."""
-    number = active.to(dtype)  # booleans are slow to add
-    return number.sum(2), number.sum(1)
-
-
 def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each is, some positives at a time."""
+    """In how many active triplets each positive (b, K) and each negative (b, M) is, some positives at a time.
+
+    Active are those of d_n < d_p + margin; of the semi-hard ones d_p < d_n, too. What is no positive or negative has a
+    distance of -inf or inf.
+    """
     of_positives, of_negatives = [], torch.zeros_like(d_n)
     for some in torch.split(d_p, max(1, TOGETHER // max(1, d_n.numel())), 1):
-        numbers = _numbers(_active(some, d_n, margin, semihard), d_n.dtype)
-        of_positives.append(numbers[0])
-        of_negatives += numbers[1]
+        nearer, further = some.unsqueeze(2), d_n.unsqueeze(1)
+        active = further < nearer + margin
+        number = (active & (nearer < further) if semihard else active).to(d_n.dtype)  # booleans are slow to add
+        of_positives.append(number.sum(2))
+        of_negatives += number.sum(1)
     return torch.cat(of_positives, 1), of_negatives
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.losses.loss import Loss
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.row_functions import strip_height
-from nearfar.losses.engine.vectors import blocks, cut, unit
-from nearfar.losses.engine.vectors import ordered
+from nearfar.losses.engine.vectors import blocks, cut, ordered, unit
+from nearfar.losses.loss import Loss
 
 MASKED = 2**24  # pairs looked through together
 

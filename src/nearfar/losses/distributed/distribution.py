@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from nearfar.losses import inputs, mined
-from nearfar.losses.distributed.sampling import drawn
-from nearfar.losses.loss import Given, Loss
-from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.distributed.ranks import Ranks, gathered, own_rows, total, weighed_gradient, wide
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.distributed.sampling import drawn
 from nearfar.losses.distributed.sharing import Shard, Spread, local_part
+from nearfar.losses.engine.pairs import ClassPairs, Pairs
+from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.loss import Given, Loss
 
 if TYPE_CHECKING:
     from nearfar.losses.catalogue.towers import TwoTowerLoss

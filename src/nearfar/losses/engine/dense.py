@@ -48,11 +48,11 @@ def evaluate(
     s = x @ y.t()
     s = s if bias is None else s + bias.to(dtype)
     log_weight = s.new_zeros(positive.shape[1]) if column_weight is None else column_weight.to(dtype).log()
-    weight = s.new_ones(len(s)) if row_weight is None else row_weight.to(dtype)
+    weight = s.new_ones(len(positive)) if row_weight is None else row_weight.to(dtype)
     penalty: Any = 0.0
     if isinstance(spec, StripSpec):
         extra = [*row_numbers, log_weight] if spec.anchors == "proxies" else list(row_numbers)
-        losses = _of_function(spec, s, positive, negative, extra, weight)
+        losses: Tensor = _of_function(spec, s, positive, negative, extra, weight)
     else:
         if spec.pool is not None:
             s = spec.pool.value(s.view(len(s), -1, spec.pool.size).permute(2, 0, 1))
@@ -68,7 +68,8 @@ def evaluate(
         losses = (losses + penalty) * weight
         return losses if reduction == "none" else losses.sum()
     weight = weight * counted
-    return (losses * weight).sum() / weight.sum().clamp_min(torch.finfo(dtype).tiny) + penalty
+    mean: Tensor = (losses * weight).sum() / weight.sum().clamp_min(torch.finfo(dtype).tiny)
+    return mean + penalty  # type: ignore[no-any-return]
 
 
 def _unit(vectors: Tensor) -> Tensor:
@@ -96,30 +97,35 @@ def _of_formula(
     else:
         negative_kept, positive_kept = negative, positive
     denominator = negative_kept | positive_kept if spec.others else negative_kept
-    act = {"softplus": lambda t: torch.logaddexp(t, torch.zeros_like(t)), "relu": torch.relu, "identity": lambda t: t}
     some_p, some_n = positive_kept.any(1), denominator.any(1)
     n = torch.where(some_n, _gather(spec.gather[1], v, denominator), 0)
     if spec.combine == "negatives":
-        return torch.where(some_n, act[spec.act](n), 0)
+        return torch.where(some_n, _act(spec.act, n), 0)
     if spec.combine == "each":
-        terms = torch.where(positive_kept, act[spec.act](torch.where(positive_kept, u, 0) + n[:, None]), 0)
+        terms = torch.where(positive_kept, _act(spec.act, torch.where(positive_kept, u, 0) + n[:, None]), 0)
         return torch.where(some_n, terms.sum(1) / positive_kept.sum(1).clamp_min(1), 0)
     p = torch.where(some_p, _gather(spec.gather[0], u, positive_kept), 0)
     if spec.combine == "joint":
-        losses = torch.where(some_p & some_n, act[spec.act](p + n), 0)
+        losses = torch.where(some_p & some_n, _act(spec.act, p + n), 0)
         if spec.smoothing:
             number, total = (t.sum(1).clamp_min(1).to(s.dtype) for t in (positive, positive | negative))
             share = 1 / total
             of_u = torch.where(positive, u, 0).sum(1) * (1 / number - share)
             losses = losses - spec.smoothing * (of_u + torch.where(negative, v, 0).sum(1) * share)
         return losses
-    sides = [torch.where(some_p, act[spec.act](p), 0), torch.where(some_n, act[spec.act](n), 0)]
+    sides = [torch.where(some_p, _act(spec.act, p), 0), torch.where(some_n, _act(spec.act, n), 0)]
     if spec.average == "sides":
         sides[0] = sides[0] * _over_present(positive, s)
     elif spec.average == "active":
         for kind, (terms, mask) in enumerate(((u, positive_kept), (v, denominator))):
             sides[kind] = sides[kind] * _over_active(((terms != 0) & mask).sum(1), weight)
     return sides[0] * spec.side_scale[0] + sides[1] * spec.side_scale[1]
+
+
+def _act(act: str, x: Tensor) -> Tensor:
+    if act == "softplus":
+        return torch.logaddexp(x, torch.zeros_like(x))
+    return torch.relu(x) if act == "relu" else x
 
 
 def _over_present(positive: Tensor, like: Tensor) -> Tensor:

@@ -104,8 +104,11 @@ class Evaluation:
 
         # The one pair that a reduction picks is one entry of the gradient: its vectors are gathered, without products.
         free = formula is not None and not placeholders(formula.positive) and not placeholders(formula.negative)
-        self.picks = formula is not None and free and all(how in PICKS for how in formula.gather) and (
-            formula.combine in ("joint", "split") and self.log_weight is None and self.pool is None
+        self.picks = (
+            formula is not None
+            and free
+            and all(how in PICKS for how in formula.gather)
+            and (formula.combine in ("joint", "split") and self.log_weight is None and self.pool is None)
         )
         ascending = formula is not None and not self.picks and self.pool is None and pairs.towers is None
         self.grad_x = self.grad_y = self._total(self.x, ascending) if needs[0] else None
@@ -172,8 +175,10 @@ class Evaluation:
     def _group(self, group: Group, spec: LossSpec) -> Tensor:
         """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
         wanted = any(self.needs)
-        rows = RowStatistics(spec, self.pairs, group.rows, self.like, len(group.tiles) == 1, wanted and not self.picks)
-        sweeps, kept = rows.sweeps, {}
+        single = len(group.tiles) == 1 and group.tiles[0][0] == group.rows
+        rows = RowStatistics(spec, self.pairs, group.rows, self.like, single, wanted and not self.picks)
+        kept: dict[int, list[Side]] = {}
+        sweeps = rows.sweeps
         hold = wanted and not self.picks
         left = self.plan.budget if hold or len(sweeps) > 1 else 0
         for number, (look, exchange) in enumerate(sweeps):
@@ -198,7 +203,7 @@ class Evaluation:
             self._add_picked(group.rows, rows)
             return losses
         for index, tile in enumerate(group.tiles):
-            self._add_gradient(tile, rows, kept.pop(index, None) or self._sides(group, tile))
+            self._add_gradient(tile, rows, kept.pop(index) if index in kept else self._sides(group, tile))
         for number, by_row in rows.row_gradients.items():
             if (total := self.grad_row_numbers[number]) is not None:
                 total[group.rows] += by_row
@@ -365,8 +370,8 @@ class Evaluation:
         return grad_x, grad_y, by_bias, *by_rows, *by_columns
 
     def _finish_columns(self, part: slice) -> None:
-        """All products of these columns are in: turn their gradient into that by the caller's tensor, with what the pool
-        adds for them.
+        """All products of these columns are in: turn their gradient into that by the caller's tensor, with what the
+        pool adds for them.
         """
         if self.pool is not None:
             self._add_penalty(self.pool, part)

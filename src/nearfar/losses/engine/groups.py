@@ -54,6 +54,6 @@ def of_two_sets(
         if not pooled:
             widest = min(sizes.widest, max(sizes.square, sizes.tile // (strip.stop - strip.start)))
         groups.append(Group(strip, [(strip, part) for part in blocks(columns, min(widest, sizes.tile))]))
-    if together and groups:
+    if together:
         return iter([Group(slice(0, rows), [tile for group in groups for tile in group.tiles])])
     return iter(groups)

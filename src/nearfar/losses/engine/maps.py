@@ -12,25 +12,27 @@ every class. `by(s, name)` is the derivative of the value by such a field; the f
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """The number of that index that every row has."""
 
     index: int
 
 
-class Column(NamedTuple):
+@dataclass(frozen=True)
+class Column:
     """The number of that index that every column has; for maps of positive pairs."""
 
     index: int
 
 
-Number = float | Row | Column | Tensor  # in a spec it is no tensor; in the executors, no placeholder
+Number = Any  # a float, a Row or a Column; where it is computed with, a float or a tensor
 Slopes = tuple[Tensor, Tensor | float]
 
 
@@ -101,7 +103,7 @@ class Linear:
 
     def slopes(self, s: Tensor) -> Slopes:
         slope = self.scale.expand_as(s) if isinstance(self.scale, Tensor) else self.scale
-        return self.value(s), slope  # type: ignore[return-value]
+        return self.value(s), slope
 
     def by(self, s: Tensor, name: str) -> Tensor:
         return s if name == "scale" else torch.ones_like(s)
@@ -110,8 +112,7 @@ class Linear:
 def _linear(s: Tensor, scale: Any, offset: Any) -> Tensor:
     """scale * s + offset, fresh."""
     if isinstance(scale, Tensor) or isinstance(offset, Tensor):
-        scaled = s * scale
-        return scaled.add_(offset)
+        return torch.mul(s, scale).add_(offset)
     if offset:
         return torch.add(_scalar(offset, s), s, alpha=scale)  # one pass, not two
     return s.clone() if scale == 1 else s * scale
@@ -152,11 +153,11 @@ class SelfPaced:
 
     def _bounded(self, s: Tensor) -> Tensor:
         """r, the similarity on this side of its optimum: both kinds are gamma (r - optimum) (r - margin)."""
-        return s.clamp_max(self.optimum) if self.positive else s.clamp_min(self.optimum)  # type: ignore[arg-type]
+        return s.clamp_max(self.optimum) if self.positive else s.clamp_min(self.optimum)
 
     def _square(self, r: Tensor) -> Tensor:
         if isinstance(self.optimum, Tensor) or isinstance(self.margin, Tensor):
-            return (r - self.optimum).mul_(r - self.margin).mul_(self.gamma)
+            return torch.sub(r, self.optimum).mul_(r - self.margin).mul_(self.gamma)
         # gamma ((r - middle)^2 - half^2) takes a pass less; the middle is 0 where Circle's m says both.
         middle, half = (self.optimum + self.margin) / 2, (self.optimum - self.margin) / 2
         centred = r - middle if middle else r
@@ -209,7 +210,7 @@ class ArcMargin:
         target = s * cos_m - (1 - s * s).clamp_min(0).sqrt() * sin_m
         slope = cos_m + s / sine(s) * sin_m
         applies = self._applies(s, cos_m)
-        target = torch.where(applies, target, s if self.easy else s - self.margin * sin_m)  # type: ignore[operator]
+        target = torch.where(applies, target, s if self.easy else s - self.margin * sin_m)
         slope = torch.where(applies, slope, torch.ones_like(slope))
         return target * -self.scale, slope * -self.scale
 
@@ -276,7 +277,7 @@ class MultiplicativeMargin:
     def value(self, s: Tensor) -> Tensor:
         n, cosine = self._cosine(s)
         psi, _ = extended_cosine(torch.acos(cosine) * self.margin)
-        return n * (self.lam * cosine + psi) * (-self.scale / (1 + self.lam))
+        return torch.mul(self.lam * cosine + psi, n * (-self.scale / (1 + self.lam)))
 
     def slopes(self, s: Tensor) -> Slopes:
         return self.value(s), self._mixed(self._cosine(s)[1])[1] * -self.scale
@@ -285,10 +286,10 @@ class MultiplicativeMargin:
         cosine = self._cosine(s)[1]
         mixed, slope = self._mixed(cosine)
         other: Any = self.class_norm if name == "norm" else self.norm
-        return (mixed - cosine * slope) * -self.scale * other
+        return torch.mul(mixed - cosine * slope, -self.scale * other)
 
     def _cosine(self, s: Tensor) -> tuple[Any, Tensor]:
-        n: Any = self.norm * self.class_norm  # type: ignore[operator]
+        n: Any = self.norm * self.class_norm
         return n, torch.where(n > 0, s / n, 0).clamp_(-1, 1)
 
     def _mixed(self, cosine: Tensor) -> tuple[Tensor, Tensor]:
@@ -448,7 +449,7 @@ class Curriculum:
 
     def _factor(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """f(s) / s = scale (1 + [s > border] (s + t - 1)); and s where it is above the border, else 0."""
-        above = torch.gt(s, self.border, out=torch.empty_like(s))  # type: ignore[call-overload]  # booleans are slow
+        above = torch.gt(s, self.border, out=torch.empty_like(s))  # booleans are slow
         hard = above * s
         more = torch.add(hard, above, alpha=self.t - 1, out=above)
         return torch.add(_scalar(self.scale, s), more, alpha=self.scale, out=more), hard

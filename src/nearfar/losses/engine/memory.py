@@ -64,8 +64,8 @@ def _pages(size: int) -> mmap.mmap:
 
 @functools.cache  # the C library remembers
 def keep_freed_memory() -> None:
-    """Make the C library keep the memory that one tile frees for the next: glibc returns blocks that are larger than any
-    mapped block freed so far (up to this size) to the system, and fresh pages for every temporary would cost more than
-    the passes over it.
+    """Make the C library keep the memory that one tile frees for the next: glibc returns blocks larger than any mapped
+    block freed so far (up to this size) to the system, and fresh pages for every temporary would cost more than the
+    passes over it.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)

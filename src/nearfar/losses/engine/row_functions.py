@@ -33,9 +33,7 @@ class Strip(NamedTuple):
     def gradient(self, pull: Tensor) -> list[Tensor] | None:
         """The derivatives of sum_r pull_r l_r by the inputs; None where nothing is active."""
         if not self.closed:
-            return list(
-                torch.autograd.grad(self.losses, self.inputs, pull, allow_unused=True, materialize_grads=True)
-            )
+            return list(torch.autograd.grad(self.losses, self.inputs, pull, allow_unused=True, materialize_grads=True))
         if self.slopes is None:
             return None
         pull = only(self.counted, pull)

@@ -86,7 +86,7 @@ class RowStatistics:
     """
     Args:
         rows: of the group, among all.
-        single: the group has one tile.
+        single: one tile has all pairs of the group.
         wanted: gradients will be asked for.
     """
 
@@ -219,7 +219,7 @@ class RowStatistics:
         """(b, t) 1 where mining keeps a pair that is no positive, and, if A_n runs over these too, a positive."""
         assert self.spec.mining is not None
         floor = (self.lowest_positive[side.rows] - self.spec.mining).clamp_max_(torch.finfo(s.dtype).max)
-        kept = torch.gt(s, floor.unsqueeze(1), out=torch.empty_like(s))  # type: ignore[call-overload]
+        kept = torch.gt(s, floor.unsqueeze(1), out=torch.empty_like(s))
         if self.spec.others and side.pairs is not None and side.listed is not None:
             part = kept if side.pairs.rows is None else kept[side.pairs.rows]
             filled = torch.ones_like(side.listed) if side.pairs.vacant is None else (~side.pairs.vacant).to(s.dtype)

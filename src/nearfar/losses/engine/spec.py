@@ -142,9 +142,8 @@ def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
         wrong.append(f"smoothing must be at least 0 and below 1, not {spec.smoothing}")
     if any(isinstance(number, Column) for number in placeholders(spec.negative).values()):
         wrong.append("the negative map takes numbers of rows only: a number of the columns goes into their vectors")
-    for side in (spec.positive, spec.negative):
-        if isinstance(side, Hinge) and placeholders(side.inner):
-            wrong.append("the map within a Hinge takes constants only")
+    if any(isinstance(side, Hinge) and placeholders(side.inner) for side in (spec.positive, spec.negative)):
+        wrong.append("the map within a Hinge takes constants only")
     for side in (spec.positive, spec.negative):
         for name, number in placeholders(side).items():
             given = rows if isinstance(number, Row) else columns
