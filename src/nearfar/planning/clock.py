@@ -13,7 +13,8 @@ def time_of(job: Job, hardware: Hardware) -> Total:
     """Seconds of a step."""
     columns = job.rows_in_step if job.kind != "pair" else job.samples  # of B rows; a process has its part of them
     # Similarities that are not kept between the passes are computed again.
-    again = 2 * (1 - min(1.0, BUDGET / (min(job.batch, strip(job)) * columns * FLOAT))) if job.kind == "softmax" else 0.0
+    rows = min(job.batch, strip(job))
+    again = 2 * (1 - min(1.0, BUDGET / (rows * columns * FLOAT))) if job.kind == "softmax" else 0.0
     products = (6 + again) * job.batch * columns * job.dimension
     touched = job.rows_in_step * job.dimension * FLOAT if job.sample_rate < 1 else job.table
     # Weights, gradients and states are read, and all but the gradients written.

@@ -25,6 +25,9 @@ class EachPositive(Mean):
     def __init__(self, act: Act):
         self.act = act
 
+    def none(self, like: Tensor) -> State:
+        return torch.zeros_like(like), torch.zeros_like(like)
+
     def terms(self, u: Tensor, negatives: Tensor, left_out: Tensor | None) -> tuple[State, Tensor]:
         """The state, and the shares of the terms `u` (p, K) of rows with such N (p,)."""
         losses, shares = activate(self.act, u.add_(negatives[:, None]))

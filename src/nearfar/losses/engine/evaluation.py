@@ -54,13 +54,15 @@ class Total:
         self._stop = 0 if ascending else values.shape[0]
 
     def add(self, part: slice, a: Tensor, b: Tensor) -> None:
-        """values[part] += a b."""
+        """values[part] += a b, of consecutive rows, or, in turn, of the k-th of every K."""
+        k, per_class = part.start % (part.step or 1), part.step or 1
         if part.start >= self._stop:
-            self.values[self._stop : part.start].zero_()
-            torch.mm(a, b, out=cut(self.values, part))
-            self._stop = part.stop
+            self.values[self._stop : part.start - k].zero_()
+            torch.mm(a, b, out=self.values[part])
+            if k == per_class - 1:
+                self._stop = part.stop
         else:
-            cut(self.values, part).addmm_(a, b)
+            self.values[part].addmm_(a, b)
 
     def complete(self) -> None:
         """Zero what nothing was added to."""
@@ -110,7 +112,7 @@ class Evaluation:
             and all(how in PICKS for how in formula.gather)
             and (formula.combine in ("joint", "split") and self.log_weight is None and self.pool is None)
         )
-        ascending = formula is not None and not self.picks and self.pool is None and pairs.towers is None
+        ascending = formula is not None and not self.picks and pairs.towers is None
         self.grad_x = self.grad_y = self._total(self.x, ascending) if needs[0] else None
         if self.y is not self.x:
             self.grad_y = self._total(self.y, ascending) if needs[1] else None
@@ -212,14 +214,13 @@ class Evaluation:
     def _sides(self, group: Group, tile: Tile) -> list[Side]:
         i, j = tile
         if self.pool is not None:
-            shape = self.per_class, i.stop - i.start, j.stop - j.start
-            planes = self.like.new_empty(shape)
-            if shape[1] < shape[2]:
-                planes = self.like.new_empty(shape[0], shape[2], shape[1]).transpose(1, 2)
+            # A pool does not care which side is which, but its passes are faster over memory as it lies.
+            b, t = i.stop - i.start, j.stop - j.start
+            planes = self.like.new_empty(self.per_class, *((b, t) if b >= t else (t, b)))
             for plane, columns in zip(planes, self._planes(j), strict=True):
-                self._similarities(i, columns, plane)
+                self._similarities(i, columns, plane if b >= t else plane.t())
             pooled, shares = self.pool.gather(planes)
-            return [self._side(group, pooled, i, j, shares)]
+            return [self._side(group, pooled if b >= t else pooled.t(), i, j, shares)]
         s = self._similarities(i, j)
         if self.y is not self.x or i.start == j.start:
             return [self._side(group, s, i, j)]
@@ -284,19 +285,21 @@ class Evaluation:
             self.grad_bias[j] += g.sum(0)
         if self.pool is None:
             self._add_products(i, j, g)
-            return
-        shares = sides[0].shares
-        assert shares is not None
-        for plane, columns in zip(self.pool.expand(g, shares), self._planes(j), strict=True):
-            self._add_products(i, columns, plane)
+        else:
+            shares = sides[0].shares
+            assert shares is not None
+            upright = g.shape[0] >= g.shape[1]
+            planes = self.pool.expand(g if upright else g.t(), shares)
+            for plane, columns in zip(planes, self._planes(j), strict=True):
+                self._add_products(i, columns, plane if upright else plane.t())
+        if self.overlaps and i.stop == self.n:  # their last product is in, and they are in the cache
+            self._finish_columns(slice(j.start * self.per_class, j.stop * self.per_class))
 
     def _add_products(self, i: slice, j: slice, g: Tensor) -> None:
         """Products 2 and 3 of a tile whose rows and columns differ; `g` is used up."""
         self._fold(i, j, g)
         if self.grad_y is not None:
             self.grad_y.add(j, g.t(), self.x.block(i))
-            if self.overlaps and i.stop == self.n:
-                self._finish_columns(j)  # while they are in the cache
         if self.grad_x is not None:
             self.grad_x.add(i, g, self.y.block(j))
 

@@ -27,6 +27,10 @@ class Reduction(Protocol):
 
     fill: float
 
+    def none(self, like: Tensor) -> State:
+        """The state of rows `like` (b,) that have no terms yet."""
+        ...
+
     def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
         """The state and the shares of the terms `v` (b, t), which are used up; None: all shares are 1.
 
@@ -68,6 +72,9 @@ class LogSumExp:
 
     fill = NO_PAIR
 
+    def none(self, like: Tensor) -> State:
+        return torch.full_like(like, NO_PAIR), torch.zeros_like(like)
+
     def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
         top, shares = v.amax(1), softmax_(v)
         return (top, shares.amax(1).reciprocal_()), shares  # the largest share is 1 / sum exp(v - top)
@@ -94,6 +101,9 @@ class Sum:
     """sum v."""
 
     fill = 0.0
+
+    def none(self, like: Tensor) -> State:
+        return (torch.zeros_like(like),)
 
     def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
         return (v.sum(1),), None
@@ -129,6 +139,9 @@ class Max:
 
     fill = NO_PAIR
 
+    def none(self, like: Tensor) -> State:
+        return torch.full_like(like, NO_PAIR), torch.zeros_like(like, dtype=torch.long)
+
     def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
         top, at = v.max(1, keepdim=True)
         column = columns.gather(1, at) if isinstance(columns, Tensor) else at + columns
@@ -160,7 +173,7 @@ class Negated:
     def __init__(self, reduction: LogSumExp | Max):
         self.of, self.fill = reduction, -reduction.fill
         self.merge, self.over_ranks, self.factor = reduction.merge, reduction.over_ranks, reduction.factor
-        self.empty = reduction.empty
+        self.none, self.empty = reduction.none, reduction.empty
 
     def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
         return self.of.tile(v.neg_(), columns)
@@ -199,21 +212,15 @@ class Statistic:
             if self.single:
                 self.state = tile
                 return
-            self.state = tuple(self._none(part, first=k == 0) for k, part in enumerate(tile))
+            self.complete()
         merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
         for whole, part in zip(self.state, merged, strict=True):
             whole[rows] = part
 
-    def _none(self, part: Tensor, first: bool) -> Tensor:
-        """The state of no terms, of rows that have no tile yet."""
-        fill = -abs(self.reduction.fill) if first else 0
-        return part.new_full((self.rows,), fill)
-
     def complete(self) -> State:
         """The state, also of rows that no tile has anything of."""
         if not self.state:
-            zeros = self.like.new_zeros(self.rows)
-            self.add(slice(0, self.rows), self.reduction.tile(zeros[:, None] + self.reduction.fill, 0)[0])
+            self.state = self.reduction.none(self.like.new_empty(self.rows))
         return self.state
 
     def over_ranks(self, ranks: Any) -> None:
