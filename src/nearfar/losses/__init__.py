@@ -23,9 +23,15 @@ Only torch and numpy are needed.
 """
 
 from nearfar.losses.catalogue.angular import AngularLoss, TupletMarginLoss
+from nearfar.losses.catalogue.angular_margins import (
+    ArcFaceLoss,
+    CombinedMarginLoss,
+    LargeMarginSoftmaxLoss,
+    SphereFaceLoss,
+)
 from nearfar.losses.catalogue.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
+from nearfar.losses.catalogue.circle import CircleLoss, UnifiedLoss
 from nearfar.losses.catalogue.contrastive import (
-    CircleLoss,
     ContrastiveLoss,
     MultiSimilarityLoss,
     NCALoss,
@@ -34,7 +40,6 @@ from nearfar.losses.catalogue.contrastive import (
     SignalToNoiseRatioContrastiveLoss,
     SupConLoss,
     ThresholdConsistentMarginLoss,
-    UnifiedLoss,
 )
 from nearfar.losses.catalogue.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
 from nearfar.losses.catalogue.histograms import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
@@ -44,17 +49,13 @@ from nearfar.losses.catalogue.proxies import ProxyAnchorLoss, ProxyNCALoss
 from nearfar.losses.catalogue.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
 from nearfar.losses.catalogue.softmax import (
     AMSoftmaxLoss,
-    ArcFaceLoss,
-    CombinedMarginLoss,
     CosFaceLoss,
     InstanceLoss,
     L2SoftmaxLoss,
-    LargeMarginSoftmaxLoss,
     ModifiedSoftmaxLoss,
     NormalizedSoftmaxLoss,
     NormFaceLoss,
     SoftmaxLoss,
-    SphereFaceLoss,
 )
 from nearfar.losses.catalogue.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
 from nearfar.losses.catalogue.triplets import MarginLoss, TripletMarginLoss

@@ -18,6 +18,12 @@ def check_not_negative(name: str, value: float) -> None:
         raise InputError(f"{name} must be a number that is not negative, not {value}")
 
 
+def check_share(name: str, value: float) -> None:
+    """At least 0, and below 1."""
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be at least 0 and below 1, not {value}")
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """One of a few."""
     if value not in choices:

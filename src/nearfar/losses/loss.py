@@ -3,6 +3,7 @@ the engine.
 """
 
 import functools
+import math
 import os
 import sys
 import warnings
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from nearfar.errors import InputError, StateError
 from nearfar.losses import engine, inputs, migration, mined
+from nearfar.losses.engine.maps import Row
 from nearfar.losses.engine.memory import Spare
 from nearfar.losses.engine.pairs import Pairs, over_all_rows
 from nearfar.losses.engine.plan import BUDGET, SIZES, Plan, Sizes
@@ -107,6 +109,7 @@ class Loss(Summand):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    logit_scale: nn.Parameter | None  # the logarithm of a learned scale
     num_classes: int = 0  # that have weights
     weighted: bool = False  # whether there are any: what is no parameter is found faster
     vectors_per_class: int = 1
@@ -137,6 +140,7 @@ class Loss(Summand):
         self.spare = Spare()  # memory that every step needs
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
+        self.register_parameter("logit_scale", None)
 
     def add_classes(
         self, num_classes: int | None, embedding_size: int | None, *, bias: bool = False, vectors_per_class: int = 1
@@ -179,13 +183,39 @@ class Loss(Summand):
         """What is added to every row's loss (N,), besides the formula."""
         return None
 
+    def learn_scale(self, scale: float) -> None:
+        """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale)."""
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def scales(self, scale: float) -> tuple[float | Row, float | Row]:
+        """The scale and its negative, as linear maps take them: numbers, or, if it is learned, `row_parameters`."""
+        return (scale, -scale) if self.logit_scale is None else (Row(0), Row(1))
+
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """What maps or a strip function take of the rows besides the similarities, (N,) each."""
-        return ()
+        if self.logit_scale is None:
+            return ()
+        scale = self.logit_scale.exp().expand(len(embeddings))
+        return scale, -scale
 
     def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
         """What the positive map takes of the columns, (M,) each."""
         return ()
+
+    def number_by_class(self, name: str, value: float | Tensor, num_classes: int | None) -> None:
+        """Keep a number, or one for every class (C,): a buffer, or a parameter if it is given as one."""
+        if not isinstance(value, Tensor):
+            setattr(self, name, value)
+            return
+        if num_classes is None or value.shape != (num_classes,) or not value.is_floating_point():
+            raise InputError(
+                f"{name} by class must be a floating-point tensor of shape (num_classes,), "
+                f"not {value.dtype} {tuple(value.shape)} for num_classes={num_classes}"
+            )
+        if isinstance(value, nn.Parameter):
+            setattr(self, name, value)
+        else:
+            self.register_buffer(name, value.clone())
 
     def part_here(self, pairs: Pairs, table: Tensor) -> Tensor:
         """Of numbers (C,) by class those of the classes here."""
@@ -310,7 +340,7 @@ class Loss(Summand):
             rows,
             columns,
             bias,
-            row_numbers=self.row_parameters(pairs, given.embeddings, given.labels),
+            *self.row_parameters(pairs, given.embeddings, given.labels),
             column_numbers=() if columns is None else self.column_parameters(pairs, columns),
             row_weight=row_weight,
             column_weight=column_weight,
@@ -323,16 +353,20 @@ class Loss(Summand):
         rows: Tensor,
         columns: Tensor | None,
         bias: Tensor | None = None,
-        *,
-        row_numbers: tuple[Tensor, ...] = (),
+        *parameters: Tensor,
         column_numbers: tuple[Tensor, ...] = (),
         row_weight: Tensor | None = None,
         column_weight: Tensor | None = None,
         reduction: Reduction | None = None,
     ) -> Tensor:
-        """The formula with these settings, by the engine or the plain way."""
+        """The formula with these settings, by the engine or the plain way.
+
+        Args:
+            parameters: numbers of the rows, (N,) each, which maps or a strip function take.
+            column_numbers: numbers of the columns, (M,) each, which the positive map takes.
+        """
         if pairs.spread is not None:
-            rows, columns, row_numbers = pairs.spread.weighed(spec.anchors, rows, columns, row_numbers)
+            rows, columns, parameters = pairs.spread.weighed(spec.anchors, rows, columns, parameters)
         plan = Plan(
             spec,
             pairs,
@@ -342,10 +376,10 @@ class Loss(Summand):
             budget=self.memory_budget,
             spare=self.spare,
             sizes=self.sizes,
-            row_parameters=len(row_numbers),
+            row_parameters=len(parameters),
         )
         run = engine.evaluate_densely if self.dense else engine.evaluate
-        return run(plan, rows, columns, bias, *row_numbers, *column_numbers)
+        return run(plan, rows, columns, bias, *parameters, *column_numbers)
 
     def with_own_class(self, table: Tensor, labels: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function (N,) of the vectors (N, D) that a table by classes has for the samples' own, wherever they are."""

@@ -1,14 +1,12 @@
-"""Pair-level losses: samples × samples (or × `ref_emb`). Circle and Unified are class-level too, when given
-`num_classes`.
-"""
+"""Pair-level losses: samples × samples (or × `ref_emb`)."""
 
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import Distance, Hinge, Linear, SelfPaced
+from nearfar.losses.engine.maps import Distance, Hinge, Linear, Row
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
@@ -18,102 +16,6 @@ from nearfar.losses.registry import register
 
 DistanceKind = Literal["l2", "squared_l2", "cosine"]
 DISTANCES = ("l2", "squared_l2", "cosine")
-
-
-@register(
-    "pair or class",
-    "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, Eq. 1",
-    "log(1 + Σ_n Σ_p exp(γ(s_n − s_p + m)))",
-)
-class UnifiedLoss(Loss):
-    """The unified pair-similarity loss, of which AM-Softmax, NormFace and (as γ grows) the hard triplet are cases.
-
-        l = log(1 + sum_n exp(gamma (s_n + m)) * sum_p exp(-gamma s_p))
-
-    Cosine similarities; every row with a positive and a negative counts.
-
-    Args:
-        m: margin between the similarities.
-        gamma: scale.
-        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
-            weights.
-
-    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
-    arXiv:2002.10857, Eq. 1.
-    """
-
-    def __init__(
-        self,
-        m: float = 0.25,
-        gamma: float = 64.0,
-        *,
-        num_classes: int | None = None,
-        embedding_size: int | None = None,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("gamma", gamma)
-        self.m, self.gamma = m, gamma
-        if num_classes is not None or embedding_size is not None:
-            self.add_classes(num_classes, embedding_size)
-
-    def spec(self) -> LossSpec:
-        return LossSpec(positive=Linear(-self.gamma), negative=Linear(self.gamma, self.gamma * self.m))
-
-
-@register(
-    "pair or class",
-    "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, Eq. 6",
-    "log(1 + Σ_n exp(γ[s_n−O_n]₊(s_n−Δ_n)) · Σ_p exp(−γ[O_p−s_p]₊(s_p−Δ_p)))",
-)
-class CircleLoss(Loss):
-    """Circle loss: every similarity is pulled the harder, the further it is from its optimum.
-
-        l = log(1 + sum_n exp(gamma a_n (s_n - delta_n)) * sum_p exp(-gamma a_p (s_p - delta_p)))
-        a_p = [O_p - s_p]_+,  a_n = [s_n - O_n]_+,  constants in the gradient
-
-    with O_p = 1 + m, O_n = -m, delta_p = 1 - m, delta_n = m unless given. The decision boundary is then the circle
-    s_n^2 + (1 - s_p)^2 = 2 m^2. Cosine similarities; every row with a positive and a negative counts.
-
-    Args:
-        m: relaxation; the paper has 0.25 for faces and re-identification, 0.4 for fine-grained retrieval.
-        gamma: scale; the paper has 256 for faces, 128 for re-identification, 80 for fine-grained retrieval.
-        O_p, O_n, delta_p, delta_n: the optima and margins, each instead of what m gives.
-        num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
-            weights.
-
-    References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
-    arXiv:2002.10857, Eq. 6 and 8-10.
-    """
-
-    def __init__(
-        self,
-        m: float = 0.4,
-        gamma: float = 80.0,
-        *,
-        O_p: float | None = None,
-        O_n: float | None = None,
-        delta_p: float | None = None,
-        delta_n: float | None = None,
-        num_classes: int | None = None,
-        embedding_size: int | None = None,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("gamma", gamma)
-        self.m, self.gamma = m, gamma
-        self.O_p = 1 + m if O_p is None else O_p
-        self.O_n = -m if O_n is None else O_n
-        self.delta_p = 1 - m if delta_p is None else delta_p
-        self.delta_n = m if delta_n is None else delta_n
-        if num_classes is not None or embedding_size is not None:
-            self.add_classes(num_classes, embedding_size)
-
-    def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=SelfPaced(self.gamma, self.O_p, self.delta_p, positive=True),
-            negative=SelfPaced(self.gamma, self.O_n, self.delta_n, positive=False),
-        )
 
 
 @register(
@@ -251,23 +153,39 @@ class MultiSimilarityLoss(Loss):
     Args:
         alpha, beta, base: scales of the two sides, and the similarity λ they turn around.
         epsilon: the mining's slack; None keeps all pairs.
+        learn_base: learn λ, as the parameter `base`.
 
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
     2019, arXiv:1904.06627.
     """
 
     def __init__(
-        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, *, epsilon: float | None = 0.1, **options: Any
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        *,
+        epsilon: float | None = 0.1,
+        learn_base: bool = False,
+        **options: Any,
     ):
         super().__init__(**options)
         check_positive("alpha", alpha)
         check_positive("beta", beta)
-        self.alpha, self.beta, self.base, self.epsilon = alpha, beta, base, epsilon
+        self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
+        self.base: float | nn.Parameter = nn.Parameter(torch.tensor(float(base))) if learn_base else base
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        if not isinstance(self.base, Tensor):
+            return ()
+        base = self.base.expand(len(embeddings))
+        return self.alpha * base, -self.beta * base
 
     def spec(self) -> LossSpec:
+        learned = isinstance(self.base, Tensor)
         return LossSpec(
-            positive=Linear(-self.alpha, self.alpha * self.base),
-            negative=Linear(self.beta, -self.beta * self.base),
+            positive=Linear(-self.alpha, Row(0) if learned else self.alpha * self.base),
+            negative=Linear(self.beta, Row(1) if learned else -self.beta * self.base),
             combine="split",
             side_scale=(1 / self.alpha, 1 / self.beta),
             mining=self.epsilon,
@@ -288,20 +206,23 @@ class NTXentLoss(Loss):
     Cosine similarities, averaged over positive pairs.
 
     Args:
-        temperature: τ.
+        temperature: τ; where it begins, if it is learned.
+        learnable: learn it, as the parameter `logit_scale` = log 1/τ.
 
     References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020,
     arXiv:2002.05709, Eq. 1.
     """
 
-    def __init__(self, temperature: float = 0.07, **options: Any):
+    def __init__(self, temperature: float = 0.07, *, learnable: bool = False, **options: Any):
         super().__init__(**options)
         check_positive("temperature", temperature)
         self.temperature = temperature
+        if learnable:
+            self.learn_scale(1 / temperature)
 
     def spec(self) -> LossSpec:
-        scale = 1 / self.temperature
-        return LossSpec(positive=Linear(-scale), negative=Linear(scale), combine="each", average="pairs")
+        scale, negative = self.scales(1 / self.temperature)
+        return LossSpec(positive=Linear(negative), negative=Linear(scale), combine="each", average="pairs")
 
 
 @register(
@@ -317,20 +238,23 @@ class SupConLoss(Loss):
     Cosine similarities; every row with a positive counts.
 
     Args:
-        temperature: τ.
+        temperature: τ; where it begins, if it is learned.
+        learnable: learn it, as the parameter `logit_scale` = log 1/τ.
 
     References: P. Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, arXiv:2004.11362, Eq. 2.
     """
 
-    def __init__(self, temperature: float = 0.1, **options: Any):
+    def __init__(self, temperature: float = 0.1, *, learnable: bool = False, **options: Any):
         super().__init__(**options)
         check_positive("temperature", temperature)
         self.temperature = temperature
+        if learnable:
+            self.learn_scale(1 / temperature)
 
     def spec(self) -> LossSpec:
-        scale = 1 / self.temperature
+        scale, negative = self.scales(1 / self.temperature)
         return LossSpec(
-            positive=Linear(-scale),
+            positive=Linear(negative),
             negative=Linear(scale),
             gather=("mean", "lse"),
             act="identity",

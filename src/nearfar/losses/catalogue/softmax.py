@@ -6,18 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses.engine.maps import ArcMargin, Column, CombinedMargin, Linear, MultiplicativeMargin, Row
+from nearfar.losses.engine.maps import Column, Linear
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.engine.vectors import norms, unit
-from nearfar.losses.hyperparameters import check_angle, check_multiplier, check_not_negative, check_positive
+from nearfar.losses.engine.vectors import unit
+from nearfar.losses.hyperparameters import check_positive, check_share
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 
 
-def _softmax(scale: float = 1.0, margin: float = 0.0, normalize: tuple[bool, bool] = (True, True)) -> LossSpec:
+def _softmax(
+    scale: float = 1.0, margin: float = 0.0, normalize: tuple[bool, bool] = (True, True), smoothing: float = 0.0
+) -> LossSpec:
     """Cross-entropy of logits scale * s, the target's lowered by scale * margin."""
-    return LossSpec(positive=Linear(-scale, scale * margin), negative=Linear(scale), normalize=normalize)
+    positive, negative = Linear(-scale, scale * margin), Linear(scale)
+    return LossSpec(positive=positive, negative=negative, normalize=normalize, smoothing=smoothing)
 
 
 @register("class", "Bridle 1990; cross-entropy of a linear layer", "log(1 + Σ_{j≠y} exp(z_j − z_y)), z = W·x + b")
@@ -29,14 +32,25 @@ class SoftmaxLoss(Loss):
     Args:
         num_classes, embedding_size: shape of the class weights.
         bias: whether the logits have a bias.
+        label_smoothing: how much of the target's probability all classes share.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, *, bias: bool = True, **options: Any):
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        bias: bool = True,
+        label_smoothing: float = 0.0,
+        **options: Any,
+    ):
         super().__init__(**options)
+        check_share("label_smoothing", label_smoothing)
+        self.label_smoothing = label_smoothing
         self.add_classes(num_classes, embedding_size, bias=bias)
 
     def spec(self) -> LossSpec:
-        return _softmax(normalize=(False, False))
+        return _softmax(normalize=(False, False), smoothing=self.label_smoothing)
 
 
 @register("class", "Liu et al., SphereFace, CVPR 2017, arXiv:1704.08063, Eq. 4", "softmax of ‖x‖cosθ_j")
@@ -113,20 +127,35 @@ class NormFaceLoss(Loss):
 
     Args:
         num_classes, embedding_size: shape of the class weights.
-        scale: γ.
+        scale: γ; where it begins, if it is learned.
+        learnable: learn it, as the parameter `logit_scale` = log γ.
+        label_smoothing: how much of the target's probability all classes share.
 
     References: F. Wang et al., "NormFace: L2 Hypersphere Embedding for Face Verification", ACM MM 2017,
     arXiv:1704.06369.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, scale: float = 30.0, **options: Any):
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        scale: float = 30.0,
+        *,
+        learnable: bool = False,
+        label_smoothing: float = 0.0,
+        **options: Any,
+    ):
         super().__init__(**options)
         check_positive("scale", scale)
-        self.scale = scale
+        check_share("label_smoothing", label_smoothing)
+        self.scale, self.label_smoothing = scale, label_smoothing
+        if learnable:
+            self.learn_scale(scale)
         self.add_classes(num_classes, embedding_size)
 
     def spec(self) -> LossSpec:
-        return _softmax(self.scale)
+        scale, negative = self.scales(self.scale)
+        return LossSpec(positive=Linear(negative), negative=Linear(scale), smoothing=self.label_smoothing)
 
 
 @register(
@@ -163,23 +192,52 @@ class CosFaceLoss(Loss):
 
     Args:
         num_classes, embedding_size: shape of the class weights.
-        margin: m.
-        scale: γ.
+        margin: m; or a tensor (num_classes,), one for every class.
+        scale: γ; where it begins, if it is learned.
+        learnable: learn it, as the parameter `logit_scale` = log γ.
+        label_smoothing: how much of the target's probability all classes share.
 
     References: H. Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018,
     arXiv:1801.09414, Eq. 4.
     """
 
     def __init__(
-        self, num_classes: int, embedding_size: int, margin: float = 0.35, scale: float = 64.0, **options: Any
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float | Tensor = 0.35,
+        scale: float = 64.0,
+        *,
+        learnable: bool = False,
+        label_smoothing: float = 0.0,
+        **options: Any,
     ):
         super().__init__(**options)
         check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
+        check_share("label_smoothing", label_smoothing)
+        self.margin: float | Tensor
+        self.number_by_class("margin", margin, num_classes)
+        self.scale, self.label_smoothing = scale, label_smoothing
+        if learnable:
+            self.learn_scale(scale)
         self.add_classes(num_classes, embedding_size)
 
+    @property
+    def _by_class(self) -> bool:
+        return self.logit_scale is not None or isinstance(self.margin, Tensor)
+
+    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
+        """What margins lower the targets' logits by."""
+        if not self._by_class:
+            return ()
+        scale: Tensor | float = self.scale if self.logit_scale is None else self.logit_scale.exp()
+        lowered = torch.as_tensor(scale * self.margin, device=columns.device)
+        return (self.part_here(pairs, lowered.expand(self.num_classes)),)
+
     def spec(self) -> LossSpec:
-        return _softmax(self.scale, self.margin)
+        scale, negative = self.scales(self.scale)
+        lowered = Column(0) if self._by_class else self.scale * self.margin
+        return LossSpec(positive=Linear(negative, lowered), negative=Linear(scale), smoothing=self.label_smoothing)
 
 
 @register(
@@ -208,223 +266,6 @@ class AMSoftmaxLoss(Loss):
 
     def spec(self) -> LossSpec:
         return _softmax(self.scale, self.margin)
-
-
-@register("class", "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698", "softmax of γ s_j, target γ cos(θ_y + m)")
-class ArcFaceLoss(Loss):
-    """ArcFace: a margin added to the target's angle.
-
-        l = -log( exp(scale cos(theta_y + margin)) / (exp(scale cos(theta_y + margin)) + sum_{j != y} exp(scale s_j)) )
-
-    Where theta + margin passes π the target is scale (s - margin sin(margin)): a step down for margins below 2.33,
-    then falling on. The slope by s is capped at s = ±1, where 1 - s² is floored at machine epsilon: an exact match
-    has a finite gradient.
-
-    Args:
-        num_classes, embedding_size: shape of the class weights.
-        margin: m, in radians.
-        scale: γ.
-        easy_margin: apply the margin only where s > 0.
-
-    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
-    arXiv:1801.07698, Eq. 3.
-    """
-
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 0.5,
-        scale: float = 64.0,
-        *,
-        easy_margin: bool = False,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_angle("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale, self.easy_margin = margin, scale, easy_margin
-        self.add_classes(num_classes, embedding_size)
-
-    def spec(self) -> LossSpec:
-        return LossSpec(positive=ArcMargin(self.scale, self.margin, self.easy_margin), negative=Linear(self.scale))
-
-
-@register(
-    "class",
-    "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698, Eq. 4",
-    "softmax of γ s_j, target γ(cos(m1 θ_y + m2) − m3)",
-)
-class CombinedMarginLoss(Loss):
-    """The margins of SphereFace, ArcFace and CosFace together.
-
-        target logit: scale (cos(m1 theta_y + m2) - m3)
-
-    The cosine is continued monotonically past π: (-1)^k cos(φ) - 2k, k = floor(φ / π).
-
-    Args:
-        num_classes, embedding_size: shape of the class weights.
-        m1: multiplies the angle, at least 1.
-        m2: added to the angle, in radians.
-        m3: subtracted from the cosine.
-        scale: γ.
-
-    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
-    arXiv:1801.07698, Eq. 4.
-    """
-
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        m1: float = 1.0,
-        m2: float = 0.5,
-        m3: float = 0.0,
-        scale: float = 64.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_multiplier("m1", m1)
-        check_angle("m2", m2)
-        check_positive("scale", scale)
-        self.m1, self.m2, self.m3, self.scale = m1, m2, m3, scale
-        self.add_classes(num_classes, embedding_size)
-
-    def spec(self) -> LossSpec:
-        return LossSpec(positive=CombinedMargin(self.scale, self.m1, self.m2, self.m3), negative=Linear(self.scale))
-
-
-def _annealed(iteration: Tensor, base: float, decay: float, power: float, lambda_min: float) -> float:
-    """The weight λ of the plain target logit, which falls as training goes on."""
-    return max(lambda_min, base * math.pow(1 + decay * int(iteration), -power))
-
-
-@register(
-    "class",
-    "Liu et al., SphereFace, CVPR 2017, arXiv:1704.08063",
-    "softmax of ‖x‖cosθ_j, target ‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)",
-)
-class SphereFaceLoss(Loss):
-    """SphereFace (A-Softmax): a margin that multiplies the target's angle; ‖W‖ = 1, no bias, the feature's norm kept.
-
-        target logit: scale |x| (lambda cos(theta_y) + psi(theta_y)) / (1 + lambda)
-        psi(theta) = (-1)^k cos(margin theta) - 2k   on [k pi / margin, (k+1) pi / margin]
-        lambda = max(lambda_min, base (1 + decay iteration)^-power)
-
-    The iteration counts the training steps and is saved in the state_dict; ψ falls monotonically for any real margin
-    ≥ 1. The gradient is the true one (the official code rescales it).
-
-    Args:
-        num_classes, embedding_size: shape of the class weights.
-        margin: m, multiplies the angle.
-        scale: multiplies all logits.
-        base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
-
-    References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
-    arXiv:1704.08063, Eq. 7.
-    """
-
-    iteration: Tensor
-
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 4.0,
-        scale: float = 1.0,
-        *,
-        base: float = 1000.0,
-        decay: float = 0.12,
-        power: float = 1.0,
-        lambda_min: float = 5.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_multiplier("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
-        check_not_negative("decay", decay)
-        self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
-        self.add_classes(num_classes, embedding_size)
-
-    def spec(self) -> LossSpec:
-        lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(
-            positive=MultiplicativeMargin(self.scale, self.margin, lam, norm=Row(0)),
-            negative=Linear(self.scale),
-            normalize=(False, True),
-        )
-
-    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        return (norms(embeddings),)
-
-    def after_step(self) -> None:
-        self.iteration += 1
-
-
-@register(
-    "class",
-    "Liu et al., Large-Margin Softmax, ICML 2016, arXiv:1612.02295",
-    "softmax of ‖W_j‖‖x‖cosθ_j, target ‖W_y‖‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)",
-)
-class LargeMarginSoftmaxLoss(Loss):
-    """L-Softmax: a margin that multiplies the target's angle, with features and class weights of any norm.
-
-        target logit: scale |W_y| |x| (lambda cos(theta_y) + psi(theta_y)) / (1 + lambda)
-
-    ψ and λ as in SphereFace, with the annealing of this paper's code (`lambda_min` 5 to 10 for hard data).
-
-    Args:
-        num_classes, embedding_size: shape of the class weights.
-        margin: m, multiplies the angle.
-        scale: multiplies all logits.
-        base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
-
-    References: W. Liu et al., "Large-Margin Softmax Loss for Convolutional Neural Networks", ICML 2016,
-    arXiv:1612.02295, Eq. 4-6.
-    """
-
-    iteration: Tensor
-
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 4.0,
-        scale: float = 1.0,
-        *,
-        base: float = 1000.0,
-        decay: float = 2.5e-5,
-        power: float = 35.0,
-        lambda_min: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_multiplier("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
-        check_not_negative("decay", decay)
-        self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
-        self.add_classes(num_classes, embedding_size)
-
-    def spec(self) -> LossSpec:
-        lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(
-            positive=MultiplicativeMargin(self.scale, self.margin, lam, norm=Row(0), class_norm=Column(0)),
-            negative=Linear(self.scale),
-            normalize=(False, False),
-        )
-
-    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        return (norms(embeddings),)
-
-    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
-        return (norms(columns),)
-
-    def after_step(self) -> None:
-        self.iteration += 1
 
 
 @register(

@@ -84,6 +84,8 @@ class InfoNCELoss(TwoTowerLoss):
     2021, arXiv:2103.00020.
     """
 
+    logit_scale: nn.Parameter
+
     def __init__(self, temperature: float = 0.07, *, learnable: bool = True, max_scale: float = 100.0, **options: Any):
         super().__init__(**options)
         check_positive("temperature", temperature)
@@ -151,6 +153,8 @@ class SigLIPLoss(TwoTowerLoss):
 
     References: X. Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023, arXiv:2303.15343, Eq. 1.
     """
+
+    logit_scale: nn.Parameter
 
     def __init__(self, temperature: float = 10.0, bias: float = -10.0, *, learnable: bool = True, **options: Any):
         super().__init__(**options)

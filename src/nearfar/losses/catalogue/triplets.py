@@ -93,7 +93,7 @@ class TripletMarginLoss(Loss):
             return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
         spec = StripSpec(functools.partial(self._listed_triplets, pairs), average="active")
         number = torch.arange(n, device=embeddings.device)
-        return self.evaluate(spec, pairs, embeddings, ref_emb, row_numbers=(number,), row_weight=sample_weight)
+        return self.evaluate(spec, pairs, embeddings, ref_emb, None, number, row_weight=sample_weight)
 
     def _listed_triplets(
         self, triplets: Triplets, s: Tensor, positive: Tensor, negative: Tensor, number: Tensor

@@ -320,8 +320,8 @@ class RowStatistics:
         counted = None if weights.counted is None else cut(weights.counted, rows)
         pull = only(counted, cut(weights.pull, rows))
         if spec.smoothing:
-            total = (self.counts[0] + self.counts[1]).clamp_min(1)
-            of_p = spec.smoothing * (1 / total - 1 / self.counts[0].clamp_min(1))
+            positives, total = (c.clamp_min(1).to(n.dtype) for c in (self.counts[0], self.counts[0] + self.counts[1]))
+            of_p = spec.smoothing * (1 / total - 1 / positives)
             of_n = -spec.smoothing / total
             losses = losses + of_p * self.linear[0] + of_n * self.linear[1]
             self.pull_linear = pull * of_p, pull * of_n
