@@ -111,6 +111,9 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument("--modes", nargs="+", default=["sharded", "replicated", "sampled"], metavar="MODE")
     ranks.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/distributed.csv")
 
+    claims = commands.add_parser("claims", help="how often a comparison of equals claims a difference, simulated")
+    claims.add_argument("--draws", type=int, default=2000, metavar="N", help="of each cell (2000)")
+
     calibration = commands.add_parser("calibration", help="thresholds stated for unseen classes against measured ones")
     calibration.add_argument("data", nargs="*", metavar="DATA", help="folders of data sets, or glyphs")
     calibration.add_argument("--features", nargs="+", type=Path, default=[], metavar="NPZ", help="of e (N, D), y (N,)")
@@ -123,6 +126,13 @@ def parser() -> argparse.ArgumentParser:
     first_runs.add_argument("--draws", type=int, nargs=2, default=(0, 20), metavar=("FROM", "TO"), help="(0 20)")
     first_runs.add_argument("--again", action="store_true", help="also what is there already")
     first_runs.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/first_runs.csv")
+
+    defaults = commands.add_parser("defaults", help="every loss by its defaults, for docs/losses.md")
+    defaults.add_argument("data", nargs="*", metavar="DATA", help="data sets whose frozen features are trained on, too")
+    defaults.add_argument("--losses", nargs="+", metavar="LOSS", help="such as 'CircleLoss, class-level' (all)")
+    defaults.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="(0)")
+    defaults.add_argument("--without_glyphs", action="store_true", help="the data sets given alone")
+    defaults.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/defaults.csv")
 
     check = commands.add_parser("check", help="compare nearfar's ratios with the stored ones")
     check.add_argument("--update", action="store_true", help="store what is measured")
@@ -231,6 +241,15 @@ def main(arguments: list[str] | None = None) -> int:
 
         out = options.out or first_runs.CSV
         return first_runs.measure(options.data, options.freeze, range(*options.draws), out, again=options.again)
+    if options.command == "defaults":
+        from benchmarks import defaults  # lightning is needed here alone
+
+        data = [*([] if options.without_glyphs else [defaults.GLYPHS]), *options.data]
+        return defaults.measure(data, options.losses, options.seeds, options.out or defaults.CSV)
+    if options.command == "claims":
+        from benchmarks import claims
+
+        return claims.measure(options.draws)
     if options.command == "calibration":
         from benchmarks import calibration  # networks and matplotlib are needed here alone
 

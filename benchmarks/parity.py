@@ -14,8 +14,8 @@ from benchmarks.results import ROOT
 from nearfar.export.network import input_shape
 from nearfar.export.onnx import onnx_network, write_onnx
 from nearfar.export.parity import parity
+from nearfar.export.safetensors import torch_network
 from nearfar.export.torchscript import torchscript_network, write_torchscript
-from nearfar.export.weights import torch_network
 from nearfar.models import Embedder, TrunkInfo, list_trunks
 
 PAGE = ROOT / "docs" / "export.md"

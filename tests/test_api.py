@@ -32,6 +32,7 @@ PUBLIC = {
     "nearfar.training.evaluate": ("evaluate",),
     "nearfar.training.gradcache": ("GradCache",),
     "nearfar.training.runs": ("Run",),
+    "nearfar.training.subset": ("SubsetStep",),
     "nearfar.compare.comparison": ("compare",),
     "nearfar.studies.study": ("run_study",),
     "nearfar.retrieval.index": ("About", "Hit", "Index", "Item", "index_exists", "make_index", "open_index"),

@@ -189,9 +189,9 @@ MISTAKES = [
     ("serve run --port 99999", "--port is a number from 0 to 65535, not 99999"),
     ("serve run --max-upload nan", "--max-upload must be positive"),
     ("duplicates photos --backbone nothing", "there is no trunk 'nothing'"),
-    ("export run --rows 0", "rows says on how many, at least 1"),
+    ("export run --rows 0", "rows must be at least 1"),
     ("compare photos --budget .", "--budget . is no time"),
-    ("compare photos --trials x", "trials must be a whole number"),
+    ("compare photos --trials x", "--trials must be a whole number, not 'x'"),
     ("plan --classes 10 --link 0", "link=0.0 must be positive"),
     (f"{TRAIN} --epochs x", "epochs must be a whole number, not 'x'"),
     (f"{TRAIN} --epochs 1e30", "epochs must be a whole number"),
@@ -238,7 +238,7 @@ def test_mistakes_are_told_in_one_line(
     [
         ("evaluate bad-model", "nearfar evaluate: bad-model/model.safetensors is damaged"),
         (f"{TRAIN} --epochs x", "nearfar train: epochs must be a whole number, not 'x'"),
-        ("evaluate run --size x", "argument --size: invalid int value: 'x'"),  # argparse says so, after the usage
+        ("evaluate run --size x", "--size must be a whole number, not 'x'"),  # argparse says so, after the usage
     ],
 )
 def test_of_a_process_too(words: str, message: str, place: Path) -> None:

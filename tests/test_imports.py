@@ -147,7 +147,7 @@ CLOCK = re.compile(r"^ *(from (time|timeit) import|import (\w[\w.]*, )*(time|tim
         ("import sys, time", True),
         ("def f():\n    from timeit import timeit", True),
         ('CODE = """\nimport time, torch\n"""', True),
-        ("import datetime\nfrom nearfar.planning.clock import time_of", False),
+        ("import datetime\nfrom nearfar.planning.timing import time_of", False),
     ],
 )
 def test_clocks_are_found(source: str, found: bool) -> None:

@@ -198,5 +198,5 @@ def test_features_are_looked_at_too(tmp_path: Path) -> None:
 def test_pixels_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     made = patterns(classes=20)
     assert isinstance(made.images, Pixels)
-    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: made)
+    monkeypatch.setattr("nearfar.checkup.checkup.reopen", lambda path, layout=None: made)
     assert found(looked_at(Path("patterns"))) == []

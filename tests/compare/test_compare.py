@@ -22,6 +22,7 @@ from nearfar.compare.live import print_leaderboard
 from nearfar.compare.look import FEATURES, METRICS, PRINCIPAL
 from nearfar.data import FeatureCache, Table
 from nearfar.evaluation import retrieval_metrics
+from nearfar.evaluation.class_means import class_mean
 from nearfar.models import Embedder
 from nearfar.training import finish
 from nearfar.training.config import TrainConfig
@@ -216,11 +217,44 @@ def test_the_leaderboard_is_in_order_and_can_be_read_again(whole: Leaderboard) -
     assert (again.winner, again.run, again.pairs, again.facts) == (whole.winner, whole.run, whole.pairs, whole.facts)
     assert [row.name for row in again.rows] == [row.name for row in whole.rows]
     assert again.rows[0].metrics["map@r"].low == whole.rows[0].metrics["map@r"].low
+    assert not again.outdated
     table = lines(whole.folder / "leaderboard.csv")
     assert [line["name"] for line in table] == [row.name for row in whole.rows]
     assert [float(line["map@r"]) for line in table] == values
     page = (whole.folder / "report.html").read_text()
     assert all(row.name in page for row in whole.rows) and "Who differs from whom" in page
+
+
+def test_what_is_told_rests_on_classes_and_seeds(whole: Leaderboard) -> None:
+    """All pairs anew, from what is kept of every query."""
+    with np.load(whole.folder / "queries.npz") as queries:
+        labels = queries["labels"]
+        test = data().split("test")
+        assert [test.label_name(int(row)) for row in queries["ids"]] == list(labels)
+        for pair in whole.pairs:
+            values = queries[f"{pair.second} map@r"] - queries[f"{pair.first} map@r"]
+            assert class_mean(values.astype(np.float64), labels).p_value == pytest.approx(pair.p, rel=1e-3)
+    for name in LOSSES:
+        said = whole.against(name)
+        assert all(row.name in said for row in whole.rows)
+    page = (whole.folder / "report.html").read_text()
+    assert "other classes than these 12 and other runs than these 2" in page
+
+
+def test_an_early_comparison_is_read_and_its_claims_are_not_repeated(
+    whole: Leaderboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((whole.folder / "leaderboard.json").read_text())
+    content["format"] = 1
+    for pair in content["pairs"]:
+        del pair["seeds"], pair["classes"]
+    del content["facts"]["settings"]
+    (tmp_path / "leaderboard.json").write_text(json.dumps(content))
+    early = read_leaderboard(tmp_path)
+    assert early.winner == whole.winner and "take queries for independent" in early.outdated
+    print_leaderboard(early)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert early.outdated in shown and "What is told holds" not in shown and "3 settings of each loss" in shown
 
 
 def test_the_result_is_printed(whole: Leaderboard, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,16 +319,16 @@ def test_after_a_kill_it_ends_as_if_never_killed(
 def test_who_is_stopped_is_told_how_to_go_on(
     whole: Leaderboard, tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = Ground.validate, [0]
+    original, calls = Ground.halves, [0]
 
-    def interrupting(self: Ground, fold: Any) -> float:
+    def interrupting(self: Ground, fold: Any) -> tuple[float, float]:
         calls[0] += 1
         if calls[0] == 6:
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, fold)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ground, "validate", interrupting)
+        patch.setattr(Ground, "halves", interrupting)
         with pytest.raises(StoppedError, match=r"To go on: nearfar compare --resume .*c$"):
             small(tmp_path / "c", weights)
     compare(data(), resume=tmp_path / "c", quiet=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nearfar.compare import search as module
@@ -15,17 +16,18 @@ from nearfar.compare.pace import Pace
 from nearfar.compare.search import Found, Trial, search
 from nearfar.compare.settings import Comparison, Effort
 from nearfar.compare.spaces import FROZEN_RATE, read_contestant, space_of
-from nearfar.compare.trial import Outcome
+from nearfar.compare.trial import Outcome, configured, judged
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import ConfigError, with_options
 
-LOSSES = ("CircleLoss", "ArcFaceLoss", "SupConLoss")
+LOSSES = ("CircleLoss/pair", "ArcFaceLoss", "SupConLoss")
+SETTINGS = {"CircleLoss/pair": 8, "ArcFaceLoss": 11, "SupConLoss": 5}  # 8 thirds of 3, 4 and 2 dimensions
 STARTS = (0.5, 0.3)  # of the folds: the second is harder
 Score = Callable[[LossConfig, Mapping[str, float]], float]
 
 
 def outcome(value: float, seconds: float = 1.0) -> Outcome:
-    return Outcome(value, (value,), 10, seconds, 0.01, 1000, False)
+    return Outcome(value, ((value, value),), 10, seconds, 0.01, 1000, False)
 
 
 class Made:
@@ -78,25 +80,69 @@ def by_chance(loss: LossConfig, setting: Mapping[str, float]) -> float:
     return int.from_bytes(digest, "big") / 2**20
 
 
-def test_losses_take_turns_and_have_equally_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_take_turns_and_have_settings_in_proportion_to_their_dimensions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Made(monkeypatch, by_rate)
     found = made.search(tmp_path / "j")
-    assert [trial.loss for trial in made.order] == list(LOSSES) * 8
-    assert [trial.number for trial in made.order] == [number for number in range(8) for _ in LOSSES]
-    assert {name: len(trials) for name, trials in found.trials.items()} == dict.fromkeys(LOSSES, 8)
+    assert {name: len(trials) for name, trials in found.trials.items()} == SETTINGS
+    assert found.rounds == 8
+    assert [trial.loss for trial in made.order[:3]] == list(LOSSES)
+    done = dict.fromkeys(LOSSES, 0)
+    for trial in made.order:
+        assert trial.number == done[trial.loss]
+        done[trial.loss] += 1
+        shares = [done[name] / SETTINGS[name] for name in LOSSES]
+        assert max(shares) - min(shares) < 0.4  # nobody is far ahead
+
+
+def test_a_loss_of_two_forms_is_searched_over_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here class weights are worse than samples, which the search has to find out."""
+    made = Made(monkeypatch, lambda _, setting: 0.2 if setting["level"] == "pair" else 0.1)
+    config = with_options(TrainConfig(), {"freeze": True})
+    ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+    found = search(Comparison(("CircleLoss",), Effort(12, 2, 2), config), ground, Journal(tmp_path / "j"), made)
+    trials = found.trials["CircleLoss"]
+    assert len(trials) == 20  # 12 thirds of 5 dimensions
+    assert trials[0].setting == {"level": "pair", "lr": 1e-4, "loss.m": 0.4, "loss.gamma": 80.0}
+    starts = {"lr": 1e-4, "proxies": 100.0, "loss.m": 0.25, "loss.gamma": 128.0}
+    assert trials[1].setting == {"level": "class", **starts}
+    assert found.best("CircleLoss").setting["level"] == "pair"
+    levels = [trial.setting["level"] for trial in trials]
+    assert 1 < levels.count("class") < 10
+    chosen = [configured(config, Comparison(("CircleLoss",), Effort(), config).loss("CircleLoss"), trial.setting)
+              for trial in trials]  # fmt: skip
+    assert [own.loss[0].class_level for own in chosen] == [level == "class" for level in levels]
+
+
+def test_mining_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch, lambda _, setting: 0.2 if setting["loss.mining"] == "semihard" else 0.1)
+    config = with_options(TrainConfig(), {"freeze": True})
+    ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+    found = search(Comparison(("TripletMarginLoss",), Effort(20, 2, 2), config), ground, Journal(tmp_path / "j"), made)
+    assert found.trials["TripletMarginLoss"][0].setting["loss.mining"] == "batch_hard"
+    assert found.best("TripletMarginLoss").setting["loss.mining"] == "semihard"
+
+
+def test_who_judges_a_look_has_not_chosen_it() -> None:
+    """By hand: the second half would stop at the second look, where the first has 0.4; the first at the third."""
+    assert judged([(0.1, 0.2), (0.4, 0.6), (0.5, 0.3)]) == pytest.approx((0.4 + 0.3) / 2)
+    looks = np.random.default_rng(0).normal(0.5, 0.1, (2000, 10, 2))  # nothing but chance
+    assert np.mean([judged([tuple(look) for look in each]) for each in looks]) == pytest.approx(0.5, abs=0.01)
+    assert looks.mean(2).max(1).mean() > 0.6  # what the best look of all classes would say
 
 
 def test_defaults_come_first_and_settings_stay_in_their_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Made(monkeypatch, by_rate).search(tmp_path / "j")
     first = {name: trials[0].setting for name, trials in found.trials.items()}
-    assert first["CircleLoss"] == {"lr": 1e-4, "loss.m": 0.4, "loss.gamma": 80.0}
+    assert first["CircleLoss/pair"] == {"lr": 1e-4, "loss.m": 0.4, "loss.gamma": 80.0}
     assert first["ArcFaceLoss"] == {"lr": 1e-4, "proxies": 100.0, "loss.margin": 0.5, "loss.scale": 64.0}
     for name, trials in found.trials.items():
         space = space_of(read_contestant(name), FROZEN_RATE)
         for trial in trials:
             assert set(trial.setting) == set(space)
-            assert all(space[key].low <= value <= space[key].high for key, value in trial.setting.items())
-        assert len({tuple(trial.setting.values()) for trial in trials}) == 8
+            assert all(space[key].low <= value <= space[key].high for key, value in trial.setting.items())  # type: ignore[union-attr]
+        assert len({tuple(trial.setting.values()) for trial in trials}) == SETTINGS[name]
 
 
 def test_the_best_is_of_those_judged_on_all_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +166,7 @@ def test_what_is_worse_than_the_median_is_given_up(tmp_path: Path, monkeypatch: 
             assert trial.pruned == (len(rates) >= 3 and trial.setting["lr"] < median)
             pruned += trial.pruned
     assert pruned > 3
-    assert len(made.calls) == 2 * 36 - pruned
+    assert len(made.calls) == 2 * 36 - pruned  # 12, 16 and 8 of them
 
 
 def test_the_search_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,14 +206,15 @@ COSTS = Costs(fold=1.0, run=1.3, look=0.0, pair=0.0, end=3.0)
 
 
 def test_a_budget_takes_settings_from_all_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: a round takes 3 losses x 2 folds x 1 s = 6 s (none is given up before the fourth); the runs of the best
-    take 2 seeds x 3 x 1.3 s = 7.8 s, the end 3 s. So after n rounds, 6 n + (6 + 7.8 + 3) / 0.9 = 6 n + 18.67 must not be
-    more than the budget for another one.
+    """By hand: a setting takes 2 folds x 1 s (none is given up before the fourth); the first round has one of each loss,
+    the second adds 1, 2 and 0, which makes 2, 3 and 1 of them, the third 1, 1 and 1. The runs of the best take 2 seeds x
+    3 x 1.3 s = 7.8 s, the end 3 s. So after the first, 6 + (6 + 7.8 + 3) / 0.9 = 24.67 must not be more than the budget
+    for another one, and 12 + 18.67 after the second.
     """
     made = Made(monkeypatch, by_rate)
-    for budget, rounds in ((24.6, 1), (24.7, 2), (30.6, 2), (30.7, 3)):
+    for budget, settings in ((24.6, (1, 1, 1)), (24.7, (2, 3, 1)), (30.6, (2, 3, 1)), (30.7, (3, 4, 2))):
         found = made.search_within(tmp_path / str(budget), budget, COSTS)
-        assert {name: len(trials) for name, trials in found.trials.items()} == dict.fromkeys(LOSSES, rounds)
+        assert {name: len(trials) for name, trials in found.trials.items()} == dict(zip(LOSSES, settings, strict=True))
 
 
 def test_a_machine_that_became_slow_has_fewer_losses_with_equally_many_settings(
@@ -213,7 +260,7 @@ def test_a_setting_that_diverges_is_a_trial_too(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(module, "run_fold", diverging)
     found = made.search(tmp_path / "j")
-    assert {len(trials) for trials in found.trials.values()} == {8}
+    assert {name: len(trials) for name, trials in found.trials.items()} == SETTINGS
     assert all(found.best(name).setting["lr"] <= 1e-4 for name in LOSSES)
     assert any(trial.outcomes[0].diverged for trial in made.order)
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.commands.compare import take_losses
 from nearfar.compare.journal import Journal
 from nearfar.compare.settings import (
     Effort,
@@ -75,16 +74,6 @@ def test_folders_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert new_folder(config) == Path("comparisons/my-photos-1")
     new_folder(config).mkdir(parents=True)
     assert new_folder(config) == Path("comparisons/my-photos-2")
-
-
-def test_losses_of_the_command_line() -> None:
-    assert take_losses(["photos", "--trials", "3"]) == (["photos", "--trials", "3"], None)
-    assert take_losses(["--losses=A,B", "--quiet"]) == (["--quiet"], ["A", "B"])
-    assert take_losses(["x", "--losses", "A", "B"]) == (["x"], ["A", "B"])
-    with pytest.raises(ConfigError, match="needs names"):
-        take_losses(["--losses", "--quiet"])
-    with pytest.raises(ConfigError, match="twice"):
-        take_losses(["--losses", "A", "--losses", "B"])
 
 
 def test_the_journal_keeps_what_it_was_told(tmp_path: Path) -> None:

@@ -2,7 +2,19 @@
 
 import pytest
 
-from nearfar.compare.spaces import FROZEN_RATE, LOSSES, SPACES, Range, has_proxies, read_contestant, space_of
+from nearfar.compare.spaces import (
+    FROZEN_RATE,
+    LOSSES,
+    SPACES,
+    Choice,
+    Range,
+    dimensions,
+    forms,
+    has_proxies,
+    read_contestant,
+    share,
+    space_of,
+)
 from nearfar.losses import list_losses
 from nearfar.training.config import LossConfig
 from nearfar.training.options import ConfigError
@@ -13,7 +25,8 @@ KNOWN = {info.name: info for info in list_losses()}
 @pytest.mark.parametrize("name", SPACES)
 def test_spaces_are_of_arguments_and_hold_their_defaults(name: str) -> None:
     for argument, own in SPACES[name].items():
-        assert own.low <= KNOWN[name].arguments[argument] <= own.high
+        default = KNOWN[name].arguments[argument]
+        assert own.first == default if isinstance(own, Choice) else own.low <= default <= own.high
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
@@ -27,12 +40,13 @@ def test_every_loss_with_labels_has_a_space(name: str) -> None:
     assert space["lr"] == FROZEN_RATE
     assert ("proxies" in space) == (KNOWN[name].level in ("class", "proxy"))
     assert set(space) - {"lr", "proxies"} == {f"loss.{argument}" for argument in SPACES.get(name, {})}
-    assert all(each.low <= each.middle <= each.high for each in space.values())
+    assert all(each.low <= each.first <= each.high for each in space.values() if isinstance(each, Range))
 
 
 def test_contestants() -> None:
     assert read_contestant("CircleLoss") == LossConfig("CircleLoss")
     assert read_contestant("CircleLoss/class") == LossConfig("CircleLoss", class_level=True)
+    assert read_contestant("CircleLoss/pair") == LossConfig("CircleLoss")
     assert has_proxies(read_contestant("CircleLoss/class")) and not has_proxies(read_contestant("CircleLoss"))
     assert len(set(LOSSES)) == len(LOSSES) >= 10
     for name in LOSSES:
@@ -44,7 +58,7 @@ def test_contestants() -> None:
     [
         ("CircelLoss", "did you mean CircleLoss"),
         ("CircleLoss/clas", "no form clas"),
-        ("ArcFaceLoss/class", "one form alone"),
+        ("ArcFaceLoss/class", "only one form"),
         ("SigLIPLoss", "two views"),
     ],
 )
@@ -53,10 +67,27 @@ def test_what_is_no_contestant(word: str, message: str) -> None:
         read_contestant(word)
 
 
+def test_either_form_starts_where_its_paper_does() -> None:
+    pair, own = forms("CircleLoss")
+    assert (pair.class_level, own.class_level) == (False, True)
+    assert [space_of(pair, FROZEN_RATE)[f"loss.{name}"].first for name in ("m", "gamma")] == [0.4, 80]
+    assert [space_of(own, FROZEN_RATE)[f"loss.{name}"].first for name in ("m", "gamma")] == [0.25, 128]
+    assert forms("CircleLoss/class") == (own,) and forms("CircleLoss/pair") == (pair,)
+    assert forms("ArcFaceLoss") == (read_contestant("ArcFaceLoss"),)
+
+
+def test_more_dimensions_are_given_more_settings() -> None:
+    known = {"SupConLoss": 2, "CircleLoss/pair": 3, "TripletMarginLoss": 3, "CosFaceLoss": 4, "CircleLoss": 5}
+    assert {name: dimensions(name) for name in known} == known
+    assert {name: share(name, 10) for name in known} == dict(zip(known, (7, 10, 10, 13, 17), strict=True))
+    assert {share(name, 1) for name in LOSSES} == {1}
+    assert all(share(name, more) >= share(name, more - 1) for name in LOSSES for more in range(2, 30))
+
+
 def test_ranges() -> None:
-    assert Range(1, 100, log=True).middle == pytest.approx(10)
-    assert Range(0, 1).middle == 0.5
-    assert Range(0, 1, start=0.2).middle == 0.2
+    assert Range(1, 100, log=True).first == pytest.approx(10)
+    assert Range(0, 1).first == 0.5
+    assert Range(0, 1, start=0.2).first == 0.2
     for bad in ((1, 1, False), (2, 1, False), (0, 1, True)):
         with pytest.raises(ValueError, match="is no range"):
             Range(*bad)

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 
 from nearfar.compare.statistics import all_pairs, half_width, holm, summary
+from nearfar.evaluation.class_means import class_mean
 
 
 def naive_holm(p_values: list[float]) -> list[float]:
@@ -44,54 +45,61 @@ def test_interval_over_seeds_is_students() -> None:
     assert math.isnan(half_width([0.5]))
 
 
-def test_interval_over_queries_is_the_bootstraps() -> None:
-    values = np.random.default_rng(2).beta(1, 3, (3, 400))
-    found = summary(values)
-    expected = scipy.stats.bootstrap(
-        (values.mean(0),), np.mean, method="percentile", n_resamples=4000, rng=np.random.default_rng(0)
-    ).confidence_interval
+LABELS = np.repeat(np.arange(25), 6)
+
+
+def made(g: np.random.Generator, seeds: int, above: float = 0.0, of_seed: float = 0.003) -> np.ndarray:
+    """Values of 25 classes with 6 queries each."""
+    return 0.4 + above + g.normal(0, of_seed, (seeds, 1)) + g.normal(0, 0.03, (seeds, 150))
+
+
+def test_a_mean_has_both_intervals() -> None:
+    g = np.random.default_rng(2)
+    values = made(g, 3) + np.repeat(g.normal(0, 0.05, 25), 6)
+    found = summary(values, LABELS)
     assert found.value == pytest.approx(values.mean())
-    assert [found.low, found.high] == pytest.approx([expected.low, expected.high], abs=0.002)
-    assert found.seeds == pytest.approx(half_width([row.mean() for row in values]))
+    assert found.seeds == pytest.approx(half_width(values.mean(1)))
+    assert (found.low, found.high) == pytest.approx(class_mean(values, LABELS).interval())
+    assert found.high - found.low > 2 * found.seeds  # classes count for more here
 
 
-def test_pairs_against_scipy() -> None:
-    rng = np.random.default_rng(3)
-    base = rng.uniform(0, 1, 150)
-    values = {
-        "a": base,
-        "slightly better": base + rng.normal(0.012, 0.06, 150),
-        "better": base + rng.normal(0.05, 0.05, 150),
-    }
-    pairs = all_pairs(values)
+def test_pairs_are_of_the_same_queries_and_seeds() -> None:
+    g = np.random.default_rng(3)
+    values = {"a": made(g, 4), "slightly better": made(g, 4, 0.002), "better": made(g, 4, 0.05)}
+    pairs = all_pairs(values, LABELS)
     assert [(pair.first, pair.second) for pair in pairs] == list(itertools.combinations(values, 2))
     for pair in pairs:
-        delta = values[pair.second] - values[pair.first]
-        expected = scipy.stats.permutation_test(
-            (delta,), np.mean, permutation_type="samples", n_resamples=4000, rng=np.random.default_rng(0)
-        )
-        assert pair.difference == pytest.approx(delta.mean())
-        assert pair.p == pytest.approx(expected.pvalue, abs=0.012)
-        interval = scipy.stats.bootstrap(
-            (delta,), np.mean, method="percentile", n_resamples=4000, rng=np.random.default_rng(0)
-        ).confidence_interval
-        assert [pair.low, pair.high] == pytest.approx([interval.low, interval.high], abs=0.001)
+        mean = class_mean(values[pair.second] - values[pair.first], LABELS)
+        assert (pair.difference, pair.p) == (mean.value, mean.p_value)
+        assert (pair.low, pair.high) == pytest.approx(mean.interval())
     assert [pair.p_holm for pair in pairs] == pytest.approx(naive_holm([pair.p for pair in pairs]))
-    assert pairs[1].significant  # a and better
+    slightly, clearly, _ = pairs
+    assert clearly.significant and (clearly.verdict("better"), clearly.verdict("a")) == ("better", "worse")
+    assert clearly.needed == "" and (clearly.seeds, clearly.classes) == (None, None)
+    assert slightly.verdict("a") == slightly.verdict("slightly better") == "cannot be told"
+    assert slightly.needed.endswith("would tell")
 
 
-def test_pairs_can_be_significant_however_many_there_are() -> None:
-    """The smallest p-value of a permutation test is bounded, and Holm's correction multiplies it."""
-    rng = np.random.default_rng(4)
-    values = {str(i): i * 0.1 + rng.normal(0, 0.001, 20) for i in range(16)}
-    pairs = all_pairs(values)
-    assert len(pairs) == 120
-    assert all(pair.significant for pair in pairs)
+def test_what_no_seed_changes_is_compared_with_every_run() -> None:
+    g = np.random.default_rng(4)
+    plain = made(g, 1, 0.0, 0.0)
+    values = {
+        "features": plain,
+        "other features": plain + 0.05 + g.normal(0, 0.01, plain.shape),
+        "loss": plain + made(g, 3),
+    }
+    untrained = ("features", "other features")
+    baselines, loss, _ = all_pairs(values, LABELS, untrained)
+    assert baselines.significant  # by classes only: nothing else is drawn
+    assert loss.significant and loss.difference == pytest.approx((values["loss"] - plain).mean())
+    alone = all_pairs({**values, "loss": values["loss"][:1]}, LABELS, untrained)
+    assert [pair.p for pair in alone[1:]] == [1.0, 1.0] and not alone[1].significant  # one run says nothing of others
+    assert alone[1].seeds is alone[1].classes is None
 
 
-def test_equals_are_not_significant() -> None:
-    values = np.random.default_rng(5).uniform(0, 1, 50)
-    (pair,) = all_pairs({"a": values, "b": values.copy()})
+def test_equals_are_not_told_apart() -> None:
+    values = np.random.default_rng(5).uniform(0, 1, (3, 150))
+    (pair,) = all_pairs({"a": values, "b": values.copy()}, LABELS)
     assert pair.p == pair.p_holm == 1.0
-    assert not pair.significant
-    assert all_pairs({"a": values}) == []
+    assert not pair.significant and pair.verdict("a") == "cannot be told"
+    assert all_pairs({"a": values}, LABELS) == []

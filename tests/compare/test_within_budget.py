@@ -148,11 +148,18 @@ def test_few_classes_have_few_folds(tmp_path: Path, weights: str) -> None:
 # Costs
 
 
-def prepared(weights: str) -> tuple[Comparison, Ground, Rows]:
-    config = with_options(TrainConfig(), {**SHARED, "epochs": 2, "freeze": True, "weights": weights})
-    rows = set_apart(data(), config, 2)
-    folds = [(fold.split("train"), fold.split("val")) for fold in rows.seen.folds(2, seed=0)]
-    return Comparison(("NormFaceLoss", "SupConLoss"), Effort(), config), Ground(config, folds), rows
+def prepared(weights: str, folds: int = 2, **options: Any) -> tuple[Comparison, Ground, Rows]:
+    config = with_options(TrainConfig(), {**SHARED, "epochs": 2, "freeze": True, "weights": weights, **options})
+    rows = set_apart(data(), config, folds)
+    tables = [(fold.split("train"), fold.split("val")) for fold in rows.seen.folds(folds, seed=0)]
+    return Comparison(("NormFaceLoss", "SupConLoss"), Effort(), config), Ground(config, tables), rows
+
+
+def test_the_run_that_is_timed_is_one_of_the_comparison(tmp_path: Path, weights: str) -> None:
+    """Batches hold all nine classes of the smallest fold. A run that cross-fits would have eight, and take longer."""
+    comparison, ground, rows = prepared(weights, folds=4, batch_size=36, k=4)
+    assert (rows.classes, ground.config.sampler.p) == (12, 9)
+    assert measure_costs(comparison, ground, rows, Journal(tmp_path / "j"), Budget(1e6, Ticks())).run > 0
 
 
 def test_costs_are_measured_without_a_test_image(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:

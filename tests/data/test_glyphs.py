@@ -4,11 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import nearfar.data
+from nearfar.commands.grammar import configuration
 from nearfar.data import Table, glyphs
 from nearfar.data.embedded import HELD_OUT
+from nearfar.data.opening import path_of, reopen
 from nearfar.foundation.folders import cache_folder
+from nearfar.training.config import TrainConfig
+from nearfar.training.defaults import resolve
 
 pytest.importorskip("matplotlib")
 SMALL = {"classes": 60, "per_class": 8, "size": 24}
@@ -95,3 +100,23 @@ def test_open_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nearfar.data.open("glyphs")
     nearfar.data.open()
     assert seen == [1, 1]
+
+
+def test_a_folder_called_like_the_embedded_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever names it gets it; whoever names nothing, or whose configuration says so, gets what is embedded."""
+    embedded = glyphs(**SMALL, cache=tmp_path / "cache")
+    monkeypatch.setattr("nearfar.data.opening.glyphs", lambda: embedded)
+    monkeypatch.chdir(tmp_path)
+    for row in range(0, 480, 60):
+        place = tmp_path / "glyphs" / f"letter {row}"
+        place.mkdir(parents=True)
+        for number in (0, 1):
+            Image.fromarray(embedded.images[row + number].squeeze()).save(place / f"{number}.png")
+    assert nearfar.data.open() is embedded
+    assert reopen("glyphs") is embedded
+    for own in (nearfar.data.open("glyphs"), nearfar.data.open("./glyphs"), reopen(path_of("glyphs"))):
+        assert (len(own), own.embedded) == (16, False)
+    told = {words: configuration({}, words).data.path for words in (None, "glyphs", "./glyphs")}
+    assert told == {None: "glyphs", "glyphs": str(tmp_path / "glyphs"), "./glyphs": "./glyphs"}
+    rows = embedded.split("train").compact()
+    assert resolve(TrainConfig(), rows).data.path == "glyphs"  # so that a run of it is measured on it, anywhere

@@ -11,8 +11,9 @@ import torch
 
 from nearfar.evaluation import Calibration, Measured, NotCalibratedError, calibrate_on_classes, measured_at
 from nearfar.evaluation import class_pairs as pairs_module
-from nearfar.evaluation.class_intervals import components, rates, student_quantile, unseen_over_known
+from nearfar.evaluation.class_intervals import components, rates, unseen_over_known
 from nearfar.evaluation.class_pairs import class_pairs
+from nearfar.evaluation.student import quantile
 
 
 def made(
@@ -110,7 +111,7 @@ def test_unseen_classes_add_their_own_chance() -> None:
 def test_students_t(degrees: int) -> None:
     for probability in (0.05, 0.5, 0.75, 0.95, 0.995):
         expected = scipy.stats.t.ppf(probability, degrees)
-        assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert quantile(probability, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_order_scale_names_and_kinds_do_not_matter() -> None:

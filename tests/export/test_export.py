@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import nearfar.export.exporting as exporting
-import nearfar.export.weights as weights
+import nearfar.export.safetensors as weights
 from nearfar.cli import main
 from nearfar.export import ExportError, export
 from nearfar.models import Embedder
@@ -51,7 +51,7 @@ def test_what_is_in_the_folder(exported, run, data):
         name: (exported.folder / name).stat().st_size for name in names - {".gitattributes", "README.md"}
     }
     assert exported.files["model-int8.onnx"] < 0.6 * exported.files["model.onnx"]
-    assert exported.parity.least >= 0.9999 and (exported.parity.rows, exported.parity.of) == (16, "my|pictures")
+    assert exported.parity.least >= 0.9999 and (exported.parity.rows, exported.parity.source) == (16, "my|pictures")
     assert "*.onnx filter=lfs" in (exported.folder / ".gitattributes").read_text()
     # Neither the names of the training classes nor where things lie on this machine.
     content = bytes_in(exported.folder)
@@ -149,7 +149,7 @@ def test_the_command(run, data, tmp_path, capsys):
     assert "no licence stated" in shown and f"hf upload NAME {tmp_path / 'ts'}" in shown
     assert yaml.safe_load((tmp_path / "ts" / "README.md").read_text().split("---\n")[1])["license"] == "unknown"
     assert main(words) == 2
-    assert "holds an export already: --replace" in capsys.readouterr().err
+    assert "holds an export already: replace it with --replace" in capsys.readouterr().err
     assert main([*words, "--replace", "--licence", "My Own 1.0"]) == 0
     front = yaml.safe_load((tmp_path / "ts" / "README.md").read_text().split("---\n")[1])
     assert front["license"] == "other" and front["license_name"] == "My Own 1.0"
@@ -171,8 +171,8 @@ def test_data_that_is_gone(tmp_path):
     gone = photos(tmp_path / "data", classes=8, each=2)
     run = make_run(tmp_path / "run", gone)
     gone.rename(tmp_path / "elsewhere")
-    assert export(run, "safetensors").parity.of == "chance"
-    with pytest.raises(ExportError, match=r"test rows, but these cannot be had: .*Give data with --data"):
+    assert export(run, "safetensors").parity.source == "random inputs"
+    with pytest.raises(ExportError, match=r"test rows, but these cannot be read: .*Give data with --data"):
         export(run, quantise="int8")
     assert not (tmp_path / "run" / "export-onnx").exists()
     with pytest.raises(OSError, match="no/such"):
@@ -186,7 +186,7 @@ def test_a_file_that_is_not_the_model_leaves_nothing(run, tmp_path, monkeypatch)
         other.save(path)
 
     monkeypatch.setattr(weights, "write_safetensors", wrong)
-    with pytest.raises(ExportError, match=r"does not give the vectors that PyTorch gives.*Nothing was written"):
+    with pytest.raises(ExportError, match=r"does not reproduce PyTorch.s embeddings.*Nothing was written"):
         export(run, "safetensors", out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -208,11 +208,11 @@ def test_a_failure_keeps_the_export_that_was_there(run, tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["no/run"], "no/run"),
-        (["RUN", "--format", "torchscript", "--quantise", "int8"], "int8 goes with the format onnx"),
-        (["RUN", "--rows", "10"], "it goes with quantise"),
-        (["RUN", "--out", "FILE"], "is a file: --out is a folder to be made"),
-        (["RUN", "--out", "OTHER"], "holds other things than an export"),
-        (["RUN", "--out", "OTHER", "--replace"], "holds other things than an export"),
+        (["RUN", "--format", "torchscript", "--quantise", "int8"], "quantise needs the format onnx"),
+        (["RUN", "--rows", "10"], "at least 1, and needs quantise"),
+        (["RUN", "--out", "FILE"], "is a file: --out must name a folder"),
+        (["RUN", "--out", "OTHER"], "holds files that are not an export"),
+        (["RUN", "--out", "OTHER", "--replace"], "holds files that are not an export"),
     ],
 )
 def test_mistakes(words, message, run, tmp_path, capsys):

@@ -19,7 +19,7 @@ from nearfar.models import Embedder, EvalTransform, list_trunks
 from tests.export.making import unlike_new
 
 # The variants of a family have the same layers, more of them: they take minutes, and are tested where that is wished.
-FAMILIES = ("convnet", "efficientnet-lite0", "bn-inception", "iresnet-34", "features")
+FAMILIES = ("convnet", "efficientnet-lite0", "bn-inception", "resnet-18", "iresnet-34", "features")
 EVERY = bool(os.environ.get("NEARFAR_EVERY_TRUNK"))
 SIZES = {"convnet": 16, "bn-inception": 32}
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from nearfar.export import quantise
-from nearfar.export.network import ExportError, without_chatter
+from nearfar.export.network import ExportError, quiet_exporters
 
 CHANNELS = 8
 
@@ -58,7 +58,7 @@ def test_channels_of_any_size_keep_their_bits(tmp_path):
     quantise.write_int8(source, tmp_path / "int8.onnx", {"quantised": "int8"})
     assert worst_cosine(run(source), run(tmp_path / "int8.onnx")) > 0.999
     # onnxruntime by itself loses the small ones: the test above is not vacuous.
-    with without_chatter():
+    with quiet_exporters():
         quantize_dynamic(source, tmp_path / "plain.onnx", weight_type=QuantType.QUInt8, nodes_to_exclude=["two"])
     assert worst_cosine(run(source), run(tmp_path / "plain.onnx")) < 0.99
 
@@ -87,6 +87,6 @@ def test_equalising_changes_nothing_by_itself(tmp_path):
 
 
 def test_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(quantise, "_MOST", 100)
+    monkeypatch.setattr(quantise, "_MAX_BYTES", 100)
     with pytest.raises(ExportError, match="more than 2 GB cannot be quantised"):
         quantise.write_int8(uneven_model(tmp_path / "model.onnx"), tmp_path / "int8.onnx", {})

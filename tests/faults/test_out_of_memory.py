@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nearfar.cli import main
-from nearfar.commands.words import parse
+from nearfar.commands.train import parser
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.exhausted import lighter, out_of_memory
@@ -133,8 +133,9 @@ def test_the_advice_can_be_followed(options: dict[str, Any]) -> None:
     lines = dict(lighter(config))
     assert len(lines) >= 4
     for line in lines:
-        _, taken, changed = parse(shlex.split(line), {})
-        assert not taken and changed
+        form = parser()
+        changed = form.settings_of(form.parse_args(shlex.split(line)))
+        assert changed
         if "devices" not in changed:  # which would be begun in processes of their own
             lighted = prepare(with_options(config, changed), TABLE).config
             assert lighted != config

@@ -119,13 +119,13 @@ def bomb(side: int) -> bytes:
 
 @pytest.mark.parametrize("side", [10_000, 50_000])
 def test_decompression_bombs_are_refused(side: int) -> None:
-    with pytest.raises(BrokenImageError, match="refused"):
+    with pytest.raises(BrokenImageError, match="too large"):
         load_image(bomb(side))
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_bombs_are_refused_also_where_pillow_only_warns() -> None:
-    with pytest.raises(BrokenImageError, match=r"refused: 10000 × 10000 is over \d+ pixels"):
+    with pytest.raises(BrokenImageError, match=r"too large: 10000 × 10000 is more than \d+ pixels"):
         load_image(bomb(10_000))
 
 
@@ -135,11 +135,11 @@ def test_bombs_are_refused_also_where_pillow_only_warns() -> None:
         (encoded(5, (64, 64))[:-40], "truncated"),
         (encoded(5, (64, 64), "PNG")[:60], "OSError|SyntaxError|truncated"),
         (b"", "the file is empty"),
-        (b"<html>\nnot found</html>", "not a picture but text: <html> not found</html>$"),
-        ("Überall Wörter ".encode() * 20, r"not a picture but text: (Überall Wörter )+.*\.\.\.$"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", r"not a picture but text: %!PS"),
-        (b"\0\1\2", "not a picture in a format known here"),
-        (bytes(range(128, 256)), "not a picture in a format known here"),
+        (b"<html>\nnot found</html>", "not an image but text: <html> not found</html>$"),
+        ("Überall Wörter ".encode() * 20, r"not an image but text: (Überall Wörter )+.*\.\.\.$"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", r"not an image but text: %!PS"),
+        (b"\0\1\2", "not an image in a supported format"),
+        (bytes(range(128, 256)), "not an image in a supported format"),
     ],
 )
 def test_damaged_images_are_broken(data: bytes, reason: str) -> None:

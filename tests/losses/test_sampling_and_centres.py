@@ -45,6 +45,19 @@ def test_distance_weighted_draws_negatives_only_and_differentiates() -> None:
     assert isinstance(loss.beta, torch.nn.Parameter) and loss.beta.grad is not None and bool(loss.beta.grad.any())
 
 
+def test_a_boundary_that_has_not_moved_is_what_was_given_in_every_precision() -> None:
+    for options in ({}, {"learn_beta": True}, {"num_classes": 3}):
+        loss = losses.MarginLoss(**options)
+        assert bool((loss.double().beta == 1.2).all()) and loss.beta.dtype == torch.float64
+        assert bool((loss.half().double().beta == 1.2).all())
+    moved = losses.MarginLoss(learn_beta=True)
+    with torch.no_grad():
+        moved.beta.add_(0.5)
+    before = moved.beta.item()
+    assert moved.double().beta.item() == before
+    assert losses.MarginLoss().to("meta").beta.is_meta
+
+
 def test_no_negative_is_near_enough_to_be_drawn() -> None:
     x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, 0.1]], requires_grad=True)
     value = losses.MarginLoss(sampling="distance_weighted")(x, torch.tensor([0, 0, 1, 1]))

@@ -13,6 +13,7 @@ from PIL import Image
 from nearfar.models import BrokenImageError, Embedder, EvalTransform, Pooling, TooManyBrokenImagesError, pca
 from nearfar.models.extraction import batches, images_in
 from nearfar.models.heads import LinearHead, MLPHead
+from nearfar.models.settings import Settings
 
 SMALL = EvalTransform(8, 10, mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -239,9 +240,32 @@ def test_freezing_and_warm_up():
     assert warm.training and warm.trunk.training and not warm.trunk.bn.training
     free = small().train()
     mean = free.trunk.bn.running_mean.clone()
-    for model, changes in ((free, True), (warm, False)):
+    statistics = small(freeze_batch_norm="statistics").train()
+    assert all(p.requires_grad for p in statistics.parameters())
+    for model, changes in ((free, True), (warm, False), (statistics, False)):
         model(torch.randn(4, 3, 16, 16) + 1)
         assert torch.equal(model.trunk.bn.running_mean, mean) != changes
+
+
+def test_momentum_of_batch_normalisation(tmp_path):
+    slow, fast = small(), small(batch_norm_momentum=1.0)
+    fast.trunk.load_state_dict(slow.trunk.state_dict())
+    before, images = slow.trunk.bn.running_mean.clone(), torch.randn(4, 3, 16, 16)
+    for model in (slow, fast):
+        model.train()(images)
+    moved = [model.trunk.bn.running_mean - before for model in (slow, fast)]
+    torch.testing.assert_close(10 * moved[0], moved[1])
+    loaded = Embedder.load(fast.save(tmp_path))
+    assert {norm.momentum for norm in loaded.modules() if isinstance(norm, torch.nn.BatchNorm2d)} == {1.0}
+
+
+def test_settings_of_models_that_knew_no_momentum():
+    settings = small().settings
+    older = {key: value for key, value in settings.to_json().items() if key != "batch_norm_momentum"}
+    assert Settings.from_json(older) == settings
+    for wrong in ({**older, "colour": 1}, {key: value for key, value in older.items() if key != "pool"}):
+        with pytest.raises(ValueError, match="settings need exactly"):
+            Settings.from_json(wrong)
 
 
 def test_what_a_trunk_fixes_stays_fixed():
@@ -270,6 +294,9 @@ def test_parameter_groups_are_all_of_them():
         ({"parts": (1, 2), "dimension": 10}, "cannot be shared equally by 3 parts"),
         ({"dimension": 0}, "cannot be shared"),
         ({"warmup_epochs": -1}, "must not be negative"),
+        ({"head": "mlp", "head_start": "uniform"}, 'head_start="uniform" goes with head="linear", not \'mlp\''),
+        ({"freeze_batch_norm": "scales"}, 'must be True, False or "statistics"'),
+        ({"batch_norm_momentum": 0}, "above 0 and at most 1"),
         ({"freeze_trunk": True, "lora": {"r": 2}}, "does not go with freeze_trunk"),
     ],
 )
@@ -346,7 +373,7 @@ def test_broken_images(folder):
     expected = model.embed(paths)
     paths[1].write_bytes(b"broken")
     paths.append(folder / "nowhere.png")
-    with pytest.raises(BrokenImageError, match=r"2\.png: not a picture.*max_broken=0\.01 would"):
+    with pytest.raises(BrokenImageError, match=r"2\.png: not an image but text.*max_broken=0\.01 would"):
         model.embed(paths)
     with pytest.raises(TooManyBrokenImagesError, match=r"2 of 8 images are broken, more than max_broken=0\.2"):
         model.embed(paths, max_broken=0.2, batch_size=8)
@@ -485,7 +512,7 @@ def rewritten(path: Path, **changes) -> Path:
         ({"format": 9}, "has format 9, this version of nearfar reads 1"),
         ({"settings": None}, "incomplete or damaged: KeyError"),
         ({"settings": {"pool": "avg"}}, "settings need exactly"),
-        ({"preprocess": {"transform": "eval", "cut": 3}}, "has no cut"),
+        ({"preprocess": {"transform": "eval", "cut": 3}}, "has no setting cut"),
         ({"trunk": {"kind": "named", "name": "resnet"}}, "knows no trunk"),
         (
             {"trunk": {"kind": "named", "name": "convnet", "options": {"width": 8}}},

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import safetensors.torch
 import torch
 from torch.nn import functional as F  # noqa: N812
 
@@ -12,6 +13,7 @@ from nearfar.models.checkpoints import load_weights, read_weights
 from nearfar.models.efficientnet import EfficientNetLite
 from nearfar.models.iresnet import IResNet
 from nearfar.models.layers import conv_bn
+from nearfar.models.resnet import ResNet
 
 # bn_inception-52deb4733.pth: every convolution with its channels in and out and its kernel, as the file has them.
 BN_INCEPTION = """
@@ -87,6 +89,46 @@ def iresnet_checkpoint(layers: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     batch_norm("bn2", 512)
     shapes["fc.weight"], shapes["fc.bias"] = (512, 512 * 7 * 7), (512,)
     batch_norm("features", 512)
+    return shapes
+
+
+RESNETS = {  # depth: blocks of each stage, parameters with 1,000 classes as torchvision states them
+    18: ((2, 2, 2, 2), 11_689_512),
+    34: ((3, 4, 6, 3), 21_797_672),
+    50: ((3, 4, 6, 3), 25_557_032),
+    101: ((3, 4, 23, 3), 44_549_160),
+    152: ((3, 8, 36, 3), 60_192_808),
+}
+
+
+def resnet_checkpoint(depth: int) -> dict[str, tuple[int, ...]]:
+    """torchvision's and timm's, such as resnet50-0676ba61.pth and resnet50.tv_in1k, as those files name their tensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def convolution(name: str, norm: str, inputs: int, outputs: int, kernel: int) -> None:
+        shapes[f"{name}.weight"] = (outputs, inputs, kernel, kernel)
+        for vector in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"{norm}.{vector}"] = (outputs,)
+        shapes[f"{norm}.num_batches_tracked"] = ()
+
+    convolution("conv1", "bn1", 3, 64, 7)
+    inputs = 64
+    for stage, blocks in enumerate(RESNETS[depth][0]):
+        width = 64 << stage
+        outputs = width if depth < 50 else 4 * width
+        for block in range(blocks):
+            name = f"layer{stage + 1}.{block}"
+            if depth < 50:
+                convolution(f"{name}.conv1", f"{name}.bn1", inputs, width, 3)
+                convolution(f"{name}.conv2", f"{name}.bn2", width, width, 3)
+            else:
+                convolution(f"{name}.conv1", f"{name}.bn1", inputs, width, 1)
+                convolution(f"{name}.conv2", f"{name}.bn2", width, width, 3)
+                convolution(f"{name}.conv3", f"{name}.bn3", width, outputs, 1)
+            if inputs != outputs:
+                convolution(f"{name}.downsample.0", f"{name}.downsample.1", inputs, outputs, 1)
+            inputs = outputs
+    shapes["fc.weight"], shapes["fc.bias"] = (1000, inputs), (1000,)
     return shapes
 
 
@@ -211,6 +253,110 @@ def test_iresnet_arithmetic():
         torch.testing.assert_close(network(images), x, rtol=1e-3, atol=1e-3)
         with pytest.raises(ValueError, match="112 x 112 pixels, not"):
             network(torch.zeros(1, 3, 96, 112))
+
+
+@pytest.mark.parametrize("depth", RESNETS)
+def test_resnet_fits_the_public_checkpoints(depth):
+    shapes = resnet_checkpoint(depth)
+    with torch.device("meta"):
+        network = ResNet(depth)
+    own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    classes = shapes["fc.weight"][1] * 1000 + 1000
+    assert own == {name: shape for name, shape in shapes.items() if not name.startswith("fc.")}
+    assert parameters(network) + classes == RESNETS[depth][1]
+    if depth == 50:  # the numbers of tensors in torchvision's file
+        assert len(shapes) == 320
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "old torchvision", "timm"])
+def test_resnet_loads_the_public_checkpoints(kind, tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    checkpoint = {name: torch.rand(shape, generator=generator) for name, shape in resnet_checkpoint(50).items()}
+    path = tmp_path / "resnet50-0676ba61.pth"
+    if kind == "timm":
+        path = tmp_path / "model.safetensors"
+        safetensors.torch.save_file(checkpoint, path)
+    else:  # the first files have no counters; those of a parallel run have a prefix
+        old = {f"module.{name}": value for name, value in checkpoint.items() if not name.endswith("tracked")}
+        torch.save(old if kind == "old torchvision" else checkpoint, path)
+    trunk = open_trunk("resnet-50", path, options={"last_stride": 1})
+    for name, value in trunk.module.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(value, checkpoint[name]), name
+    assert trunk.channels == 2048
+    assert trunk.preprocess == EvalTransform(224, 256, interpolation="bilinear")
+    with pytest.raises(ValueError, match=r"does not fit this network: it lacks layer3\.10"):
+        open_trunk("resnet-101", path)
+
+
+@pytest.mark.parametrize(("depth", "last_stride"), [(18, 2), (34, 1), (50, 2), (50, 1), (101, 2)])
+def test_resnet_arithmetic(depth, last_stride):
+    torch.manual_seed(0)
+    network = randomise(ResNet(depth, last_stride=last_stride)).double()
+    w = network.state_dict()
+
+    def layer(x, conv, norm, stride=1):
+        weight = w[f"{conv}.weight"]
+        y = F.conv2d(x, weight, None, stride, weight.shape[-1] // 2)
+        return F.batch_norm(y, *[w[f"{norm}.{v}"] for v in ("running_mean", "running_var", "weight", "bias")])
+
+    images = torch.randn(2, 3, 75, 64, dtype=torch.float64)
+    x = F.max_pool2d(F.relu(layer(images, "conv1", "bn1", 2)), kernel_size=3, stride=2, padding=1)
+    for stage, blocks in enumerate(RESNETS[depth][0], 1):
+        for block in range(blocks):
+            name = f"layer{stage}.{block}"
+            stride = 1 if block or stage == 1 else last_stride if stage == 4 else 2
+            if depth < 50:
+                y = F.relu(layer(x, f"{name}.conv1", f"{name}.bn1", stride))
+                y = layer(y, f"{name}.conv2", f"{name}.bn2")
+            else:
+                y = F.relu(layer(x, f"{name}.conv1", f"{name}.bn1"))
+                y = F.relu(layer(y, f"{name}.conv2", f"{name}.bn2", stride))
+                y = layer(y, f"{name}.conv3", f"{name}.bn3")
+            if f"{name}.downsample.0.weight" in w:
+                x = layer(x, f"{name}.downsample.0", f"{name}.downsample.1", stride)
+            x = F.relu(x + y)
+    with torch.no_grad():
+        found = network(images)
+        torch.testing.assert_close(found, x)
+        assert found.std() > 0.1
+        assert found.shape[2:] == ((3, 2) if last_stride == 2 else (5, 4))
+        # In training the same layers run with the statistics of the batch.
+        assert not torch.allclose(network.train()(images), found)
+
+
+def test_resnet_last_stride():
+    with pytest.raises(ValueError, match="last_stride is 1 or 2, not 3"):
+        open_trunk("resnet-18", options={"last_stride": 3})
+
+
+def test_resnet_embedder(tmp_path):
+    torch.manual_seed(0)
+    preprocess = EvalTransform(32, None, crop=False)
+    options = {"weights": "random", "preprocess": preprocess, "trunk_options": {"last_stride": 1}}
+    model = Embedder("resnet-18", dimension=8, freeze_batch_norm=True, **options)
+    images = torch.randn(4, 3, 32, 32)
+    before = {name: value.clone() for name, value in model.trunk.state_dict().items()}
+    model.train()(images).square()[:, 0].sum().backward()
+    trained = {name for name, parameter in model.trunk.named_parameters() if parameter.grad is not None}
+    assert "layer4.1.conv2.weight" in trained
+    assert not any("bn" in name or "downsample.1" in name for name in trained)
+    assert all(torch.equal(before[name], value) for name, value in model.trunk.state_dict().items())
+    loaded = Embedder.load(model.save(tmp_path))
+    assert loaded.trunk.layer4[0].conv1.stride == (1, 1)
+    torch.testing.assert_close(loaded.embed(images), model.embed(images))
+
+
+@pytest.mark.parametrize("name", ["iresnet-100", "resnet-152"])
+def test_untrained_networks_are_finite(name):
+    """In evaluation too, where no statistics of a batch hold the layers of a deep network to their scale."""
+    torch.manual_seed(0)
+    model = Embedder(name, weights="random", head=None)
+    size = (112, 112) if name.startswith("iresnet") else (32, 32)
+    with torch.no_grad():
+        embeddings = model.eval()(torch.randn(2, 3, *size))
+    assert torch.isfinite(embeddings).all()
+    assert not torch.equal(embeddings[0], embeddings[1])
 
 
 @pytest.mark.parametrize(("variant", "millions"), [(0, 4.7), (1, 5.4), (2, 6.1), (3, 8.2), (4, 13.0)])

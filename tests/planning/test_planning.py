@@ -25,13 +25,13 @@ def test_memory_by_hand() -> None:
     assert amounts(memory.between) == {
         "class vectors": table,
         "their gradient": table,
-        "what adamw keeps for them": 2 * table,
+        "their adamw states": 2 * table,
     }
     assert amounts(memory.loss) == {
         "similarities, in tiles": 64 * 250 * 4,
-        "embeddings of all processes, and their gradient": 3 * 64 * 10 * 4,
-        "labels and statistics of the rows": 64 * (16 + 32),
-        "the class vectors' gradient while it is formed": table,
+        "embeddings of all processes, with gradients": 3 * 64 * 10 * 4,
+        "labels and row statistics": 64 * (16 + 32),
+        "the new gradient of the class vectors": table,
     }
     assert memory.kept == 4 * table
     assert memory.peak == 4 * table + max(64_000 + 7_680 + 3_072 + table, 2 * table)
@@ -62,12 +62,12 @@ def test_rows_in_a_step() -> None:
 def test_traffic_by_hand() -> None:
     traffic = traffic_of(JOB)
     assert amounts(traffic.bytes) == {
-        "embeddings to all": 3 * 16 * 10 * 4,
-        "labels to all": 3 * 16 * 8,
-        "gradients of embeddings back": 3 * 16 * 10 * 4,
-        "statistics of the rows": 2 * 3 / 4 * 4 * 64 * 4,
+        "embeddings": 3 * 16 * 10 * 4,
+        "labels": 3 * 16 * 8,
+        "gradients of the embeddings": 3 * 16 * 10 * 4,
+        "row statistics": 2 * 3 / 4 * 4 * 64 * 4,
     }
-    assert "statistics of the rows" not in amounts(traffic_of(replace(JOB, kind="proxy")).bytes)
+    assert "row statistics" not in amounts(traffic_of(replace(JOB, kind="proxy")).bytes)
     replicated = amounts(traffic_of(replace(JOB, sharded=False)).bytes)
     assert replicated["gradient of the class vectors"] == 2 * 3 / 4 * 1_000 * 10 * 4
     assert amounts(traffic_of(replace(JOB, parameters=8)).bytes)["gradient of the network"] == 2 * 3 / 4 * 32
@@ -118,8 +118,10 @@ def test_what_would_fit() -> None:
     for line in tight.advice:
         assert float(line.rpartition(": ")[2].partition(" GB")[0].replace(",", "")) <= 1
     activations = plan(replace(JOB, activations=1e9, batch=64), hardware)
-    assert any("make the batch" in line for line in activations.advice) is False  # one sample is too many
-    assert any("make the batch 32, 8 samples" in line for line in plan(replace(JOB, activations=1e8), hardware).advice)
+    assert any("reduce the batch to" in line for line in activations.advice) is False  # one sample is too many
+    assert any(
+        "reduce the batch to 32, 8 samples" in line for line in plan(replace(JOB, activations=1e8), hardware).advice
+    )
     hopeless = plan(replace(JOB, classes=10**9, dimension=10**5, batch=4), Hardware(memory=1e6))
     assert hopeless.advice == (
         "no single change makes it fit: combine sgd, sample_rate and a smaller batch or dimension",
@@ -137,7 +139,7 @@ def test_constants_are_those_of_the_losses() -> None:
     [
         ({"classes": 0}, "classes=0 must be at least 1"),
         ({"sample_rate": 0}, "above 0 and up to 1"),
-        ({"batch": 3}, "not every one of 4 processes a sample"),
+        ({"batch": 3}, "at least one sample for each of 4 processes"),
         ({"parameters": -1}, "must not be negative"),
     ],
 )
@@ -165,7 +167,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "It does not fit" in shown and "shard the class vectors" in shown and "409.600" in shown
     assert main(["plan", "--classes", "10", "--dim", "8", "--batch", "1", "--world", "2"]) == 2
-    assert "a sample" in capsys.readouterr().err
+    assert "at least one sample" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words[:2], "1.5"])
     assert "1.5 is no whole number" in capsys.readouterr().err

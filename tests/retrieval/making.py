@@ -16,9 +16,9 @@ from nearfar.training.runs import Run
 from tests.training.making import patterns
 
 
-def photos(folder: Path, classes: int = 6, each: int = 4) -> Path:
+def photos(folder: Path, classes: int = 6, each: int = 4, seed: int = 0) -> Path:
     """A folder for each class, of PNG files of 16 x 16 pixels."""
-    table = patterns(classes=classes, each=each, noise=15.0)
+    table = patterns(classes=classes, each=each, noise=15.0, seed=seed)
     assert table.images is not None
     for row in range(len(table)):
         path = folder / table.label_name(row) / f"{row:03}.png"

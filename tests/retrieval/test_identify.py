@@ -159,12 +159,12 @@ def test_the_command_answers_and_names_what_is_broken(
     head = next(number for number, line in enumerate(lines) if line.startswith("picture "))
     assert lines[head].split() == ["picture", "who", "probability", "nearest", "runner-up"]
     assert sum(" %  pattern" in line for line in lines[head:]) == 16
-    assert "! pattern 1/broken.png cannot be read: not a picture" in told
+    assert "! pattern 1/broken.png cannot be read: not an image" in told
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 17 and sum(row["verdict"] == "unreadable" for row in rows) == 1
     broken = next(row for row in rows if row["verdict"] == "unreadable")
-    assert broken["picture"].endswith("broken.png") and broken["problem"].startswith("not a picture")
+    assert broken["picture"].endswith("broken.png") and broken["problem"].startswith("not an image")
     right = wrong = missed = taken = 0
     for row in rows:
         if row["verdict"] == "unreadable":

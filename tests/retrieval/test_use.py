@@ -144,7 +144,7 @@ def test_too_many_unreadable_images_leave_the_index_as_it_was(pictures: Path, tm
     index = make_index(tmp_path / "index", encoder.about())
     add_images(index, encoder, open_gallery([pictures / "pattern 1" / "004.png"]))
     (pictures / "pattern 1" / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(BrokenImageError, match=r"broken\.png: not a picture"):
+    with pytest.raises(BrokenImageError, match=r"broken\.png: not an image"):
         add_images(index, encoder, open_gallery([pictures]))
     assert len(open_index(tmp_path / "index")) == 1
 
@@ -352,7 +352,7 @@ def test_index_search_and_embed_from_the_command_line(
     assert "has no images in it" in said("index", folder, str(tmp_path / "empty"), code=2)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    assert "broken.png: not a picture" in said("search", other, str(broken), *place, code=2)
+    assert "broken.png: not an image" in said("search", other, str(broken), *place, code=2)
 
 
 def test_milvus_from_the_command_line(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,7 +238,7 @@ def test_what_is_kept_is_pixels_alone(tmp_path) -> None:
 
 def test_pixels_are_limited_as_told() -> None:
     assert checked(picture(size=(20, 10)), 200).width == 20
-    with pytest.raises(BrokenImageError, match="20 × 10 is over 199 pixels"):
+    with pytest.raises(BrokenImageError, match="20 × 10 is more than 199 pixels"):
         checked(picture(size=(20, 10)), 199)
 
 

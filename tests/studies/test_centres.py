@@ -54,7 +54,7 @@ def test_the_study(tmp_path) -> None:
     found = centres.run(replace(Options().small(), steps=20), tmp_path, print)
     assert [row["variant"] for row in found.tables["ends"]] == list(BY_NAME)
     assert {"features", "separation"} == set(found.figures)
-    assert len(found.tables["curves"]) == 6 * 20
+    assert len(found.tables["curves"]) == len(VARIANTS) * 20
     assert "Collapsed, classes wider than they are apart: " in found.sentences[0]
 
 

@@ -9,41 +9,88 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.studies import convergence, crossing, heads
-from nearfar.studies.convergence import Options, curve_rows, end_rows, second_rows
+from nearfar.compare.spaces import read_contestant
+from nearfar.studies import convergence, crossing
+from nearfar.studies.convergence import (
+    Options,
+    best_of,
+    curve_rows,
+    end_rows,
+    rates,
+    second_rows,
+    trial_options,
+    with_own,
+)
 from nearfar.studies.crossing import Tracker, members, spread_of
+from nearfar.studies.networks import Networks
 from nearfar.studies.study import Findings, run_study
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError, with_options
-from tests.compare.making import trunk_file
 from tests.training.making import SMALL, patterns
 
 CURVE = {
-    "loss": "A",
+    "loss": "ProxyAnchorLoss",
+    "settings": "defaults",
     "seed": 0,
     "looked at": [0, 2],
     "seconds": [0.0, 0.5],
     "recall@1": [0.1, 0.7],
-    "s_p": [0.3, 0.4],
+    "map@r": [0.05, 0.3],
+    "diverged": False,
+    "s_p": [None, 0.4],
     "s_n": [0.2, 0.1],
 }
 
 
 def test_rows_of_a_curve() -> None:
+    who = {"loss": "ProxyAnchorLoss", "settings": "defaults", "seed": 0}
     assert curve_rows([CURVE]) == [
-        {"loss": "A", "seed": 0, "step": 1, "s_p": 0.3, "s_n": 0.2, "recall@1": None},
-        {"loss": "A", "seed": 0, "step": 2, "s_p": 0.4, "s_n": 0.1, "recall@1": 0.7},
+        {**who, "step": 1, "s_p": None, "s_n": 0.2, "recall@1": None},
+        {**who, "step": 2, "s_p": 0.4, "s_n": 0.1, "recall@1": 0.7},
     ]
-    assert second_rows([CURVE])[1] == {"loss": "A", "seed": 0, "step": 2, "seconds": 0.5}
-    assert end_rows([CURVE])[0]["start recall@1"] == 0.1 and end_rows([CURVE])[0]["recall@1"] == 0.7
+    assert second_rows([CURVE])[1] == {**who, "step": 2, "seconds": 0.5}
+    ended = end_rows([CURVE])[0]
+    assert (ended["start recall@1"], ended["recall@1"], ended["s_p"]) == (0.1, 0.7, 0.4)
 
 
 def test_sentences_say_who_gets_there_first() -> None:
-    slow = {**CURVE, "loss": "B", "looked at": [0, 1, 2], "recall@1": [0.1, 0.2, 0.6], "seconds": [0, 1, 2]}
-    fast = {**CURVE, "loss": "C", "looked at": [0, 1, 2], "recall@1": [0.1, 0.69, 0.7], "seconds": [0, 1, 2]}
-    words = convergence._about_curves([slow, fast], SimpleNamespace(losses=("B", "C")))
-    assert words[0] == "Recall@1 starts at 10.0 % and ends, in per cent, at: B 60.0, C 70.0."
-    assert words[1].endswith("to the best end (C) is reached after: B never, C 1 steps.")
+    looked = {"looked at": [0, 1, 2], "seconds": [0, 1, 2]}
+    slow = {**CURVE, **looked, "loss": "TripletMarginLoss", "recall@1": [0.1, 0.2, 0.6]}
+    fast = {**CURVE, **looked, "recall@1": [0.1, 0.69, 0.7]}
+    names = ("TripletMarginLoss", "ProxyAnchorLoss")
+    words = convergence.about_curves([slow, fast], SimpleNamespace(losses=names))
+    assert words[0].endswith(
+        "starts at 10.0 % and ends, in per cent, at: TripletMarginLoss 60.0, ProxyAnchorLoss 70.0."
+    )
+    assert words[1].endswith(
+        "(ProxyAnchorLoss) is reached after: TripletMarginLoss never, ProxyAnchorLoss 1 steps, 1.0 s."
+    )
+    assert "end higher than pair losses: holds" in words[2] and "there sooner: holds" in words[2]
+    level = {**slow, "recall@1": [0.1, 0.2, 0.69]}
+    assert (
+        "end higher than pair losses: cannot be told"
+        in convergence.about_curves([level, fast], SimpleNamespace(losses=names))[2]
+    )
+    gone = {**fast, "diverged": True}
+    words = convergence.about_curves([slow, gone], SimpleNamespace(losses=names))
+    assert "ProxyAnchorLoss diverged" in words[0] and "ProxyAnchorLoss never" in words[1]
+
+
+def test_the_search_begins_with_the_defaults_and_stays_near_them() -> None:
+    assert trial_options("ProxyAnchorLoss", 0, 0) == {}
+    drawn = [trial_options("ProxyAnchorLoss", trial, 0) for trial in (1, 2)]
+    assert drawn[0] != drawn[1] and drawn[0] == trial_options("ProxyAnchorLoss", 1, 0)
+    for options in drawn:
+        assert set(options) == {"lr", "optimiser.proxies", "loss.margin", "loss.alpha"}
+        assert 32 / 3 <= options["loss.alpha"] <= 96 and 0 <= options["loss.margin"] <= 0.225
+    tried = [
+        {"search": "A", "options": {}, "recall@1": 0.5},
+        {"search": "A", "options": {"lr": 1.0}, "recall@1": None},
+        {"search": "A", "options": {"lr": 2.0}, "recall@1": 0.6},
+    ]
+    assert best_of(tried, "A") == {"lr": 2.0} and best_of(tried[:2], "A") == {} == best_of([], "A")
+    loss = with_own(read_contestant("ProxyAnchorLoss"), {"lr": 1.0, "loss.alpha": 8.0})
+    assert loss.arguments == {"alpha": 8.0} and rates({"lr": 1.0, "loss.alpha": 8.0}) == {"lr": 1.0}
 
 
 def test_looks_end_with_the_last_step() -> None:
@@ -65,7 +112,7 @@ def at(s_n: float, s_p: float) -> torch.Tensor:
 
 def test_the_tracker_sees_pairs_cross_the_circle() -> None:
     member = members(0.35, [0.25], 64.0)["Circle, m = 0.25"]
-    tracker = Tracker(member, torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
+    tracker = Tracker(member, torch.zeros(3, dtype=torch.long))
     weight = 5 * torch.eye(3, 4)  # lengths do not matter
     for step in range(4):
         tracker.see(torch.stack([at(*way[step]) for way in PLACES]), weight)
@@ -74,16 +121,24 @@ def test_the_tracker_sees_pairs_cross_the_circle() -> None:
     np.testing.assert_allclose(tracker.crossed[0], (0.1, 0.9), atol=1e-6)
     np.testing.assert_allclose(tracker.crossed[1], (0.1, 0.8), atol=1e-6)
     assert np.isnan(tracker.crossed[2]).all()
+    assert tracker.inside.tolist() == [True, True, False]
     np.testing.assert_allclose(tracker.last, [(0.1, 0.9), (0.2, 0.9), (0.5, 0.7)], atol=1e-6)
 
 
 def test_sentence_and_spread() -> None:
     assert spread_of([[0.0, 0.0], [3.0, 4.0]]) == 2.5
-    row = {"pairs of": "Circle", "followed": 4, "crossed": [[0.0, 0.0], [3.0, 4.0]], "last": [[1.0, 1.0]]}
+    row = {
+        "pairs of": "Circle", "followed": 4, "inside": 0.75, "crossed": [[0.0, 0.0], [3.0, 4.0]], "last": [[1.0, 1.0]],
+    }  # fmt: skip
     assert crossing.sentence(row) == (
-        "Circle: 50 % of 4 images crossed the boundary, in places that spread by 2.500; in the end they spread by 0.000."
+        "Circle: 50 % of 4 images crossed the boundary, in places that spread by 2.500; in the end 75 % are inside it, "
+        "about (1.00, 1.00), and spread by 0.000."
     )
     assert "0 % of 4 images crossed the boundary; in" in crossing.sentence({**row, "crossed": []})
+    wide = {**row, "pairs of": "AM", "crossed": [[0.0, 0.0], [6.0, 8.0]], "last": [[0.0, 0.0], [1.0, 1.0]]}
+    assert crossing.verdict([wide, row])[0].endswith("closer together than those of AM: holds.")
+    assert crossing.verdict([row, wide])[0].endswith("does not.")
+    assert "only 20 % of the pairs are inside" in crossing.verdict([wide, {**row, "inside": 0.2}])[0]
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +149,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     splits = np.where(table.labels < 12, "train", "test")
     pixels = np.stack([np.asarray(table.images[row]) for row in range(len(table))])
     np.savez(folder / "patterns.npz", images=pixels, labels=table.labels, splits=splits)
-    config = with_options(
-        TrainConfig(), {**SMALL, "weights": trunk_file(folder), "data.path": str(folder / "patterns.npz")}
-    )
+    config = with_options(TrainConfig(), {**SMALL, "options": {"width": 4}, "data.path": str(folder / "patterns.npz")})
     return replace(Options().small(), config=config, classes=None)
 
 
@@ -110,15 +163,17 @@ def found(options: Options, tmp_path_factory: pytest.TempPathFactory) -> tuple[F
 
 def test_the_study(found: tuple[Findings, Path], options: Options) -> None:
     findings, folder = found
-    assert {path.stem for path in folder.glob("*.csv")} == {"curves", "seconds", "ends", "pairs"}
+    assert {path.stem for path in folder.glob("*.csv")} == {"curves", "seconds", "ends", "pairs", "search"}
     assert {path.stem for path in folder.glob("*.png")} == {"recall", "similarities", "pairs"}
-    rows = findings.tables["curves"]
+    rows = [row for row in findings.tables["curves"] if row["settings"] == "defaults"]
     assert len(rows) == 2 * 12 and [row["step"] for row in rows if row["recall@1"] is not None][:3] == [4, 8, 12]
     starts = {row["start recall@1"] for row in findings.tables["ends"]}
     assert len(starts) == 1  # the same start for all losses
-    for row in findings.tables["ends"]:
-        assert row["s_p"] > row["s_n"]
+    assert {row["settings"] for row in findings.tables["ends"]} == {"defaults", "best"}
+    assert len(findings.tables["search"]) == 2 * options.trials
     assert len(findings.tables["pairs"]) >= 2 * 40
+    assert findings.sentences[0].startswith("The setting: convnet of width 4, 12 steps")
+    assert any("% of the pairs are inside" in sentence or "holds" in sentence for sentence in findings.sentences[-1:])
 
 
 def test_a_killed_study_ends_with_the_same_numbers(
@@ -127,17 +182,18 @@ def test_a_killed_study_ends_with_the_same_numbers(
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     whole = found[1]
     lines = (whole / "cells.jsonl").read_text().splitlines(keepends=True)
-    kept = lines[1:3]  # Circle's curve and AM-Softmax's pairs: the others are trained again
+    kept = [line for line in lines if '"search' in line or '"pairs of' in line]  # the curves are trained again
+    assert len(kept) == 2 * options.trials + 2
     for path in ("study.yaml",):
         (tmp_path / path).write_bytes((whole / path).read_bytes())
     (tmp_path / "cells.jsonl").write_text("".join(kept))
     trained = []
-    train = heads.Heads.train
+    train = Networks.train
     monkeypatch.setattr(
-        heads.Heads, "train", lambda self, loss, *a, **k: (trained.append(loss.name), train(self, loss, *a, **k))[1]
+        Networks, "train", lambda self, loss, *a, **k: (trained.append(loss.name), train(self, loss, *a, **k))[1]
     )
     run_study("convergence", options, out=tmp_path, progress=print)
-    assert trained == ["ProxyAnchorLoss", "CircleLoss"]
+    assert set(trained) == {"ProxyAnchorLoss", "CircleLoss"} and len(trained) == len(lines) - len(kept)
     for name in ("curves.csv", "ends.csv", "pairs.csv", "pairs.svg", "similarities.svg"):
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes(), name
     again = (tmp_path / "cells.jsonl").read_text().splitlines()
@@ -147,6 +203,7 @@ def test_a_killed_study_ends_with_the_same_numbers(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"trials": 0}, "at least 1, the defaults"),
         ({"looks": 0}, "from 1 to as many looks"),
         ({"steps": 3, "looks": 4}, "there are 3 steps to look at"),
         ({"losses": ()}, "shows 1 to 6 losses, not 0"),

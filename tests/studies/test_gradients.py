@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nearfar.losses import ProxyAnchorLoss, ProxyNCALoss, list_losses
-from nearfar.studies import fields, gradients
+from nearfar.studies import fields, gradients, observations
 from nearfar.studies.gradient_cases import paper_case
 from nearfar.studies.gradients import Options, targets, transition
 from nearfar.training.config import LossConfig
@@ -91,7 +91,10 @@ def test_proxy_anchor_weighs_samples_by_each_other_and_proxy_nca_does_not() -> N
 
 
 def test_states_and_targets() -> None:
-    rows = {(row["loss"], row["state"]): row for row in gradients.states([paper_case("Circle", 0.25, 32.0)])}
+    states = {"A": (0.1, 0.1), "B": (0.9, 0.9), "C": (0.5, 0.5)}
+    rows = {
+        (row["loss"], row["state"]): row for row in gradients.state_rows([paper_case("Circle", 0.25, 32.0)], states)
+    }
     a, b, c = (abs(rows["Circle", state]["by_p"] / rows["Circle", state]["by_n"]) for state in "ABC")
     assert (a, b, c) == pytest.approx((1.15 / 0.35, 0.35 / 1.15, 1.0), rel=1e-9)  # α_p / α_n
     found = {(row["loss"], row["target"]): row for row in targets(32.0)}
@@ -109,18 +112,57 @@ def test_transition_of_am_softmax_is_that_of_a_logistic_curve() -> None:
 
 def test_the_study(tmp_path) -> None:
     found = gradients.run(replace(Options().small(), points=5), tmp_path, print)
-    assert set(found.figures) == {"fields", "sides", "targets", "hardness"}
+    assert set(found.figures) == {"observations", "fields", "sides", "targets", "hardness"}
     assert len(found.tables["fields"]) == 3 * 25
     corner = next(r for r in found.tables["fields"] if r["loss"] == "Circle" and r["s_n"] == 0.9 and r["s_p"] == 0.1)
     assert corner["by_n"] == pytest.approx(32 * 1.15, rel=1e-6)
-    assert "Circle, m = 0.25 pulls at A (0.1, 0.1) s_p 3.29 × as hard as s_n" in " ".join(found.sentences)
+    words = " ".join(found.sentences)
+    assert "at A (0.8, 0.8) s_p 0.43 × as hard as s_n" in words and "at C (0.1, 0.1) s_p 3.29 × as hard" in words
+    for name in ("Balanced optimisation", "Gradually attenuated gradients", "A definite target"):
+        assert f"{name} can be seen" in words
     alone = gradients.run(replace(Options(), loss=(LossConfig("ProxyAnchorLoss"),), points=5), tmp_path, print)
     assert list(alone.figures) == ["fields"] and {row["loss"] for row in alone.tables["fields"]} == {"ProxyAnchorLoss"}
 
 
+def test_observations_have_their_closed_forms() -> None:
+    m, gamma, a = 0.25, 32.0, (0.8, 0.8)
+    cases = observations.touching(m, gamma)
+    assert [case.m for case in cases] == [0.5, 0.5, 0.25]
+    for row in observations.balanced(cases, a):
+        a_p, a_n = 1 + m - row["s_p"], a[0] + m
+        assert row["share"] == pytest.approx(a_p / (a_p + a_n) if row["loss"] == "Circle" else 0.5, rel=1e-6)
+    rows = observations.attenuated(cases, a)
+    am = [row for row in rows if row["loss"] == "AM-Softmax"]
+    first = 1 / (1 + math.exp(-gamma * 0.5))
+    for row in am:
+        expected = 1 / (1 + math.exp(-gamma * (row["s_n"] - row["s_p"] + 0.5)))
+        assert row["pull"] == pytest.approx(expected / first, rel=1e-6)
+    assert observations.width(rows, "Circle") > 3 * observations.width(rows, "AM-Softmax")
+
+
+def test_descent_ends_on_the_boundary() -> None:
+    cases = [case for case in observations.touching(0.25, 32.0) if case.name != "Triplet"]
+    rows = observations.target(cases)
+    for row in rows:
+        if row["loss"] == "AM-Softmax":  # along the diagonal that it starts on, as far as there is room
+            assert row["s_p"] - row["s_n"] == pytest.approx(0.5, abs=0.04)
+            if row["s_n"] > 0 and row["s_p"] < 1:
+                assert row["s_n"] + row["s_p"] == pytest.approx(row["from s_n"] + row["from s_p"], abs=1e-6)
+        else:
+            assert row["s_n"] ** 2 + (1 - row["s_p"]) ** 2 == pytest.approx(0.125, abs=0.03)
+    assert observations.spread(rows, "Circle") < observations.spread(rows, "AM-Softmax")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"low": 1.0}, "low is a similarity"), ({"points": 2}, "at least 3"), ({"margins": ()}, "one margin")],
+    [
+        ({"low": 1.0}, "low is a similarity"),
+        ({"points": 2}, "at least 3"),
+        ({"margins": ()}, "one margin"),
+        ({"states": "A=0.8"}, "is no state"),
+        ({"states": "A=0.8,1.8"}, "between -1 and 1"),
+        ({"states": "B=0,0"}, "is A"),
+    ],
 )
 def test_wrong_options(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -155,12 +155,17 @@ def test_options_of_the_command_line(powers: Powers, tmp_path: Path, capsys: pyt
     assert powers.last.powers == (4, 5) and not capsys.readouterr().err
 
 
+def test_what_is_told_counts_more_than_small(powers: Powers, tmp_path: Path) -> None:
+    assert main(["study", "powers", "--small", "--powers", "4,5", "--out", str(tmp_path), "--quiet"]) == 0
+    assert powers.last.powers == (4, 5)
+
+
 def test_options_of_training(powers: Powers, tmp_path: Path) -> None:
     powers.Options = Trained
-    words = ["photos", "--seeds", "2", "--dimension", "64", "--loss", "CircleLoss", "--loss.m", "0.3"]
+    words = ["glyphs", "--seeds", "2", "--dimension", "64", "--loss", "CircleLoss", "--loss.m", "0.3"]
     assert main(["study", "powers", *words, "--out", str(tmp_path)]) == 0
     given = powers.last
-    assert (given.config.data.path, given.config.model.dimension, list(given.all_seeds)) == ("photos", 64, [0, 1])
+    assert (given.config.data.path, given.config.model.dimension, list(given.all_seeds)) == ("glyphs", 64, [0, 1])
     assert given.loss == (LossConfig("CircleLoss", {"m": 0.3}),) and given.config.loss == ()
 
 
@@ -172,7 +177,7 @@ def test_options_of_training(powers: Powers, tmp_path: Path) -> None:
         (["powers", "--power", "2"], "there is no option --power: did you mean --powers?"),
         (["powers", "--powers", "two"], "powers must be a whole number"),
         (["powers", "photos"], "powers takes no data"),
-        (["powers", "--backbone", "convnet"], "powers has no option --backbone"),
+        (["powers", "--backbone", "convnet"], "there is no option --backbone"),
     ],
 )
 def test_mistakes(powers: Powers, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,6 +213,7 @@ def test_every_study_has_its_module_help_and_small_form(name: str, capsys: pytes
     module = study_module(name)
     options = module.Options()
     assert options.small() != options
-    assert main(["study", name, "--help"]) == 0
+    with pytest.raises(SystemExit):
+        main(["study", name, "--help"])
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: nearfar study {name} ") and "--small" in shown and "--seed" in shown

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import nearfar.data
+from nearfar.cli import main
 from nearfar.data import Pixels, Table
 from nearfar.models import Embedder
 from nearfar.studies import transfer
@@ -103,3 +104,20 @@ def test_mistakes(config: TrainConfig) -> None:
         families(Options(config=config), config)
     with pytest.raises(ConfigError, match="patterns has no column light, only labels"):
         families(Options(by="light", config=config), config)
+
+
+def test_small_goes_with_sets_of_its_own(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the command line: nearfar study transfer DATA --others DATA2 --small."""
+    table = halves()
+    monkeypatch.setattr(nearfar.data, "open", lambda path, layout=None: table)
+    model = ["--weights", config.model.weights, "--backbone", "convnet", "--model.options", "{width: 8}", "--freeze"]
+    words = ["study", "transfer", "some/one", "--others", "some/two", "--small", "--size", "16", "--dimension", "8"]
+    assert main([*words, *model, "--out", str(tmp_path), "--quiet"]) == 0
+    lines = (tmp_path / "sets.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [
+        [a, b] for a in (FEATURES, "one", "two") for b in ("one", "two")
+    ]
+    assert Options().small().by == "faces"
+    assert replace(Options(), by="alphabets").small().by == "alphabets"
+    photos = replace(config, data=replace(config.data, path="photos"))
+    assert Options(config=photos).small().by is None

@@ -13,6 +13,7 @@ from nearfar.cli import main
 from nearfar.data.survey import survey
 from nearfar.training.evaluate import evaluate, rows_of
 from nearfar.training.kept_split import KeptSplit, parts_of
+from nearfar.training.options import ConfigError
 from nearfar.training.runs import Run, RunError
 from nearfar.training.train import StoppedError, train
 from tests.retrieval.making import photos
@@ -200,3 +201,45 @@ def test_commands_say_what_has_changed(
     assert "never seen by the run" in said and "a new one" in said and "no longer there" in said
     if command[0] == "report":
         assert "never seen by the run" in (run.folder / "report.html").read_text()
+
+
+def test_a_run_tested_on_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All classes are trained on, and the other data measured but for what was trained on, by every command."""
+    data, others = (
+        photos(tmp_path / "photos", classes=6, each=5),
+        photos(tmp_path / "others", classes=4, each=5, seed=9),
+    )
+    copied = sorted(data.glob("*/*.png"))[0]
+    shutil.copy(copied, sorted(others.iterdir())[0] / "copy.png")
+    run = train(data, out=str(tmp_path / "run"), **{**OPTIONS, "test": str(others), "evaluation.watch_test": True})
+    assert {row["role"] for row in lines(run)} == {"train"}
+    assert run.config.data.test == str(others)
+    assert (run.metrics["measured_on"], run.metrics["open_set"], run.metrics["classes"]) == ("test", True, 4)
+    found = evaluate(run)
+    assert (found["data"], found["images"]) == ("others", 20)
+    assert {name: found[name] for name in run.metrics["after"]} == run.metrics["after"]
+    assert {name: value for name, value in evaluate(run, others).items() if name in run.metrics["after"]} == {
+        **run.metrics["after"]
+    }
+    assert any("1 images are left out" in note for note in found["notes"])
+    assert "test recall@1" in (run.folder / "curves.csv").read_text().splitlines()[0]
+    assert main(["report", str(run.folder)]) == 0
+    with pytest.raises(ConfigError, match="that was not trained on: nothing can be measured"):
+        evaluate(run, data)
+
+
+def test_a_run_without_test_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = photos(tmp_path / "photos", classes=6, each=5)
+    run = train(data, out=str(tmp_path / "run"), **{**OPTIONS, "split": "all", "quiet": False})
+    shown = capsys.readouterr()
+    assert "there are no test data, so nothing will be measured" in shown.err
+    assert (
+        f"nothing was measured, since there are no test data: nearfar evaluate {run.folder} DATA does it" in shown.out
+    )
+    assert run.metrics["after"] == {} and run.metrics["verdict"] == ""
+    with pytest.raises(ConfigError, match="has neither test nor validation rows: name other data"):
+        evaluate(run)
+    others = photos(tmp_path / "others", classes=4, each=5, seed=9)
+    assert evaluate(run, others)["images"] == 20
+    assert main(["train", str(data), "--test", str(tmp_path / "nowhere")]) == 2
+    assert f"there is no {tmp_path / 'nowhere'}" in capsys.readouterr().err

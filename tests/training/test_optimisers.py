@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_every_parameter_is_in_one_group_with_its_rate() -> None:
             "head": 2e-3,
             "head/no-decay": 2e-3,
             "proxies": 5e-2,
-            "proxies/no-decay": 5e-2,
+            "boundary/no-decay": 5e-2,
         }
     )
     listed = [id(p) for group in groups.values() for p in group["params"]]
@@ -64,6 +65,28 @@ def test_proxies_learn_a_hundred_times_as_fast_unless_told() -> None:
     assert groups["trunk"]["lr"] == groups["head"]["lr"] == 1e-4
 
 
+def test_each_kind_of_what_a_loss_learns_has_its_rate() -> None:
+    kinds = Rates(base=1e-3, classes=2e-2, scale=3e-2, boundary=4e-2)
+    loss = losses.L2SoftmaxLoss(4, 6, learnable=True) + losses.MarginLoss(learn_beta=True)
+    groups = by_name(parameter_groups(embedder(), loss, kinds))
+    found = {name: groups[name]["lr"] for name in groups if name.split("/")[0] not in ("trunk", "head")}
+    assert found == {
+        "proxies": 2e-2,
+        "proxies/no-decay": 2e-2,
+        "scale/no-decay": 3e-2,
+        "boundary/no-decay": 4e-2,
+    }
+    factor = by_name(parameter_groups(embedder(), loss, replace(kinds, proxies=7)))
+    assert {factor[name]["lr"] for name in found} == {7e-3}
+
+
+def test_everything_is_decayed_where_that_is_wished() -> None:
+    groups = by_name(parameter_groups(embedder(), losses.ProxyAnchorLoss(4, 6), Rates(), 0.1, decay_all=True))
+    assert set(groups) == {"trunk", "head", "proxies"}
+    assert {group["weight_decay"] for group in groups.values()} == {0.1}
+    assert {p.ndim for p in groups["head"]["params"]} == {1, 2}
+
+
 def test_a_frozen_trunk_is_left_out_and_one_that_waits_is_not() -> None:
     pair = losses.CircleLoss()
     frozen = by_name(parameter_groups(embedder(freeze_trunk=True, head_start="random"), pair, Rates()))
@@ -78,10 +101,8 @@ def test_a_frozen_trunk_is_left_out_and_one_that_waits_is_not() -> None:
 
 def test_parameters_of_the_loss_that_are_not_learned_are_left_out() -> None:
     fixed, learned = losses.InfoNCELoss(learnable=False), losses.InfoNCELoss()
-    assert "proxies/no-decay" not in by_name(parameter_groups(embedder(), fixed, Rates()))
-    assert by_name(parameter_groups(embedder(), learned, Rates()))["proxies/no-decay"]["params"] == [
-        learned.logit_scale
-    ]
+    assert "scale/no-decay" not in by_name(parameter_groups(embedder(), fixed, Rates()))
+    assert by_name(parameter_groups(embedder(), learned, Rates()))["scale/no-decay"]["params"] == [learned.logit_scale]
 
 
 def test_the_trunk_starts_when_its_warm_up_ends() -> None:

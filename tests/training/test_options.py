@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nearfar.commands.words import options_help, parse
 from nearfar.training.config import DataConfig, LossConfig, ModelConfig, TrainConfig
 from nearfar.training.defaults import resolve
 from nearfar.training.options import (
@@ -156,28 +155,6 @@ def test_options_of_losses() -> None:
 )
 def test_values(value: object, kind: object, result: object) -> None:
     assert convert(value, kind, "x") == result
-
-
-def test_words() -> None:
-    own = {"quiet": bool, "out": str}
-    assert parse(["--freeze", "photos"], own) == (["photos"], {}, {"freeze": True})
-    assert parse(["--freeze", "false", "--quiet"], own) == ([], {"quiet": True}, {"freeze": False})
-    assert parse(["--freeze_batch_norm", "photos"], own)[0] == ["photos"]
-    assert parse(["--loss.class_level", "photos"], own)[0] == ["photos"]
-    assert parse(["--optimiser.lr", "-1"], own)[2] == {"optimiser.lr": "-1"}
-    for words, message in (
-        (["--frezee"], "there is no option --frezee: did you mean --freeze"),
-        (["--size"], "--size needs a value"),
-        (["--seed", "1", "--seed", "2"], "--seed is given twice"),
-        (["-f"], "begin with two dashes"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            parse(words, own)
-
-
-def test_help_names_every_option() -> None:
-    text = options_help()
-    assert all(f"--{option.short or option.name}" in text for option in all_options())
 
 
 @pytest.mark.parametrize("name", ["model.dimension", "epochs", "data.flip", "data.pad"])

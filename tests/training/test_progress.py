@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from nearfar.training import progress
-from nearfar.training.progress import Display
+from nearfar.training.progress import Display, print_table
 
 
 class Clock:
@@ -48,3 +48,15 @@ def test_a_bar_on_a_terminal(clock: Clock) -> None:
 def test_nothing_where_it_is_quick_or_quiet(clock: Clock, terminal: bool) -> None:
     assert shown(clock, 0.05, terminal=terminal) == ""
     assert shown(clock, 60, terminal=terminal, quiet=True) == ""
+
+
+def test_thresholds_are_similarities_and_not_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"recall@1": 0.5, "lfw accuracy": 0.9876, "lfw threshold@far=0.01": 0.4321, "lfw threshold": -0.25}
+    print_table("faces: 4 images", {"": found})
+    lines = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert {name.strip(): value.strip() for name, value in lines if name.strip()} == {
+        "recall@1": "50.0%",
+        "lfw accuracy": "98.8%",
+        "lfw threshold@far=0.01": "0.432",
+        "lfw threshold": "-0.250",
+    }

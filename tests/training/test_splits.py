@@ -1,5 +1,7 @@
 """Which rows are trained on, chosen by, and tested."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -107,3 +109,36 @@ def test_without_test_rows() -> None:
     parts = split(table([0, 0, 1, 1, 2, 2, 3, 3] * 3, ["train"] * 24), ONCE, 0)
     assert parts.test is None and parts.val is not None
     assert any("the held-out rows are measured instead" in note for note in parts.notes)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_all_classes_are_trained_on(given: bool) -> None:
+    data = halves(30, 4, given)
+    parts = split(data, DataConfig(split="all", folds=1), 0)
+    assert parts.test is None and parts.val is None and len(parts.train) == 120 and parts.train.num_classes == 30
+    assert parts.open_set
+    assert any("no class is kept for the test: all 30 are for training" in note for note in parts.notes)
+    assert any("there are no test data, so nothing will be measured" in note for note in parts.notes)
+    # What is held out by choice, or fold by fold, is trained on otherwise.
+    parts = split(data, DataConfig(split="all", validation=0.2), 0)
+    assert parts.val is not None and parts.val.num_classes == 7 and parts.train.num_classes == 23
+    parts = split(data, DataConfig(split="all"), 0)
+    assert parts.folds == 3 and parts.train.num_classes == 30 and parts.val is None
+    assert any("the held-out rows are measured instead" in note for note in parts.notes)
+    # Also where the data say that none of them is for training.
+    assert len(split(table([0, 0, 1, 1], ["test"] * 4), DataConfig(split="all"), 0).train) == 4
+
+
+def test_test_data_elsewhere() -> None:
+    """Without a split of its own all of the data is trained on; else its own training rows."""
+    other = DataConfig(test="elsewhere", folds=1)
+    parts = split(halves(30, 4, given=False), other, 0)
+    assert parts.train.num_classes == 30 and parts.test is None
+    assert not any("nothing will be measured" in note for note in parts.notes)
+    parts = split(halves(30, 4, given=True), other, 0)
+    assert parts.train.num_classes + parts.val.num_classes == 15
+    elsewhere = halves(4, 2, given=True)
+    assert replace(parts, elsewhere=elsewhere).test is elsewhere
+    for kind in ("classes", "images"):
+        with pytest.raises(ConfigError, match=f"other data to test on, and --split {kind} keeps classes or images"):
+            split(halves(30, 4, given=False), replace(other, split=kind), 0)

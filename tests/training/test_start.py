@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from nearfar.losses import CircleLoss, ProxyAnchorLoss, SoftTripleLoss
-from nearfar.training.start import start_classes
+from nearfar.training.config import TrainConfig
+from nearfar.training.start import draw_classes, start_classes
 from nearfar.training.train import train
 from tests.training.making import SMALL, patterns
 
@@ -27,6 +28,23 @@ def test_class_vectors_point_to_their_means():
     for c in range(4):
         assert np.allclose(after[c] / np.linalg.norm(after[c]), naive_mean(embeddings, labels, c), atol=1e-5)
     assert np.array_equal(after[4], before[4])
+
+
+def test_class_vectors_of_other_distributions():
+    torch.manual_seed(0)
+    loss = SoftTripleLoss(30, 20, centers_per_class=10)
+    drawn = loss.weight.detach().clone()
+    draw_classes(loss, TrainConfig(class_std=0.01))
+    torch.testing.assert_close(loss.weight.detach(), drawn * (0.01 / (2 / 300) ** 0.5))
+    loss = SoftTripleLoss(30, 20, centers_per_class=10)
+    draw_classes(loss, TrainConfig(class_start="uniform"))
+    values, bound = loss.weight.detach().flatten().sort().values, 300**-0.5
+    evenly = torch.linspace(-bound, bound, len(values))
+    assert (values - evenly).abs().max() < 1.95 * 2 * bound / len(values) ** 0.5  # Kolmogorov and Smirnov, one in 1,000
+    plain = ProxyAnchorLoss(5, 6)
+    before = plain.weight.detach().clone()
+    draw_classes(plain, TrainConfig())
+    assert torch.equal(plain.weight, before)
 
 
 def test_several_vectors_of_a_class_stay_apart():

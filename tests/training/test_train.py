@@ -158,6 +158,15 @@ def test_options_train(tmp_path: Path, options: dict) -> None:
     assert run.metrics["steps"] == 5 and 0 <= run.metrics["after"]["recall@1"] <= 1
 
 
+def test_a_warmup_that_would_never_end_is_shorter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {**SMALL, "warmup_epochs": 9, "schedule.warmup_steps": 2000, "max_steps": 20}  # an epoch has 4
+    run = train(TABLE, out=str(tmp_path / "run"), **options)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the rates are to rise for 2,000 steps, and there are only 20: they rise for 2" in said
+    assert "for 9 epochs of 4 steps, and there are only 20: it is for none" in said
+    assert (run.config.schedule.warmup_steps, run.config.model.warmup_epochs) == (2, 0)
+
+
 def test_chunks_change_nothing(tmp_path: Path) -> None:
     """GradCache inside the trainer: the same curve as the whole batch, up to rounding."""
     options = {"freeze_batch_norm": True, "epochs": 1, "loss": "CircleLoss"}
@@ -207,7 +216,6 @@ def test_frozen_trunk_trains_a_head_on_cached_features(tmp_path: Path, monkeypat
         ({"loggers": ("wandb",)}, "pip install wandb"),
         ({"sampler.kind": "hierarchical"}, "has no super-classes"),
         ({"p": 4, "k": 2, "loss": "CircleLoss"}, "give one of them"),
-        ({"schedule.warmup_steps": 10_000}, "must be fewer than all"),
         ({"schedule.milestones": "10,20"}, "fractions of all steps"),
         ({"backbone": "convent"}, "did you mean convnet"),
         ({"max_steps": 0}, "leave nothing to train"),
@@ -236,9 +244,11 @@ def test_refusals_come_before_the_features_of_a_frozen_trunk(options: dict, monk
 
 def test_a_parameter_in_no_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = learner.parameter_groups
-    monkeypatch.setattr(
-        learner, "parameter_groups", lambda *a: [g for g in everything(*a) if not g["name"].startswith("proxies")]
-    )
+
+    def but_proxies(*given: Any, **options: Any) -> list[dict[str, Any]]:
+        return [group for group in everything(*given, **options) if not group["name"].startswith("proxies")]
+
+    monkeypatch.setattr(learner, "parameter_groups", but_proxies)
     with pytest.raises(ValueError, match=r"weight \(9, 8\) is in no optimiser"):
         short(tmp_path / "run", loss="ProxyAnchorLoss")
 
@@ -290,11 +300,12 @@ def assert_same(a: object, b: object) -> None:
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-# Everything that has a state: two losses, a memory, proxies, averaged weights, a schedule, dropout of nothing but
-# random transforms, batch normalisation.
+# Everything that has a state: two losses, a memory, proxies, averaged weights, a schedule, a new optimiser after
+# warm-up, dropout of nothing but random transforms, batch normalisation.
 STATEFUL = {
     "loss": "ProxyAnchorLoss + CircleLoss", "loss.CircleLoss.memory": 48, "ema": 0.9, "epochs": 4, "pad": 2,
     "checkpoints.steps": 3, "head": "mlp", "schedule.warmup_steps": 3, "evaluation.every": 2, "color": 0.2,
+    "warmup_epochs": 1, "optimiser.restart": True,  # after four steps
 }  # fmt: skip
 
 # Says when it comes to a step, and goes on with it once it is told to.
@@ -357,7 +368,7 @@ def test_a_signal_to_all_processes_of_a_job_saves_and_resumes(tmp_path: Path, se
     same_end(whole, train(TABLE, resume=folder, quiet=True))
 
 
-@pytest.mark.parametrize(("at", "sent"), [(1, [signal.SIGINT]), (5, [signal.SIGTERM] * 2), (8, [signal.SIGINT])])
+@pytest.mark.parametrize(("at", "sent"), [(1, [signal.SIGINT]), (5, [signal.SIGTERM] * 2), (4, [signal.SIGINT])])
 def test_stopped_by_a_signal_saves_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, sent: list
 ) -> None:

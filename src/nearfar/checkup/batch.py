@@ -8,6 +8,7 @@ from nearfar.data import Table
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import is_pretrained
 from nearfar.training.doctor import BatchReport, diagnose_batch
+from nearfar.training.norms import set_norms
 from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display
 from nearfar.training.runs import Run
@@ -28,8 +29,10 @@ def look_at_batch(
             start(embedder, prepared.loss, parts.train, cached, display=display)
         else:
             embedder.load_state_dict(run.model().state_dict())
+        set_norms(embedder, prepared.loss, chosen.model)
         batch = next(iter(prepared.loader))
         embedder.eval()
         with torch.no_grad():
-            embeddings = embedder.project(batch.images) if chosen.model.freeze else embedder(batch.images)
+            features = batch.images if chosen.model.freeze else embedder.features(batch.images)
+            embeddings = embedder.project(features, embedder.free_norm)
         return prepared, diagnose_batch(embeddings, batch.labels, prepared.loss)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-import nearfar.data
 from nearfar.checkup import classes, files
 from nearfar.checkup.batch import look_at_batch
 from nearfar.checkup.duration import Duration, duration, in_words
 from nearfar.checkup.finding import Finding, aligned, counted, numbered
 from nearfar.checkup.near import MOST_IMAGES, Strings, nearly_identical, sample
 from nearfar.data import Table
+from nearfar.data.opening import reopen
 from nearfar.data.survey import Survey, survey
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import is_pretrained, resolve
@@ -65,7 +65,7 @@ class CheckUp:
 def check_up(config: TrainConfig, display: Display | None = None) -> CheckUp:
     """Look at the data of a configuration, and at the first batch."""
     display = display or Display(quiet=True)
-    whole = nearfar.data.open(config.data.path, config.data.layout)
+    whole = reopen(config.data.path, config.data.layout)
     with display.looking("reading every image once", len(whole)) as advance:
         found = survey(whole, advance)
     unreadable = files.unreadable(whole, found, config.data.max_broken)
@@ -102,7 +102,7 @@ def check_up(config: TrainConfig, display: Display | None = None) -> CheckUp:
 def check_run(run: Run, display: Display | None = None) -> CheckUp:
     """Look at the first batch of a run, with the model that it came to."""
     config = run.config
-    whole = nearfar.data.open(config.data.path, config.data.layout)
+    whole = reopen(config.data.path, config.data.layout)
     found = survey(whole)
     prepared, report = look_at_batch(config, found.kept(whole), run, display)
     facts = {"pictures": [_pictures(whole, found)], "split": [_division(prepared.parts)], **_model(prepared)}

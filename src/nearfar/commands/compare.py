@@ -2,109 +2,119 @@
 
 from collections.abc import Sequence
 
-from nearfar.commands.words import configuration, options_help, parse
+from nearfar.commands.grammar import Parser, configuration, one_data_set, whole_number
 from nearfar.compare.budget import Budget
 from nearfar.foundation.durations import read_seconds
-from nearfar.training.options import ConfigError, convert
-
-OWN = {
-    "losses": str,
-    "trials": str,
-    "seeds": str,
-    "folds": str,
-    "budget": str,
-    "finetune": bool,
-    "resume": str,
-    "config": str,
-    "quiet": bool,
-    "help": bool,
-}
+from nearfar.training.options import ConfigError
 
 SEARCHED = ("optimiser.lr", "optimiser.proxies")  # for every loss
 
-HELP = """usage: nearfar compare [DATA] [options]
+EXAMPLES = {
+    "compare photos": "a dozen losses, heads on cached features",
+    "compare photos --budget 10min": "as much as fits into ten minutes",
+    "compare photos --losses CircleLoss ProxyAnchorLoss": "only these",
+    "compare photos --finetune --trials 4": "the whole network",
+    "compare --resume comparisons/photos-1": "continue after a stop, to the very same end",
+    "compare photos --null CosFaceLoss": "a loss against itself: are equals told apart?",
+}
 
-Which loss is best on DATA (a folder of images, CUB, Cars, SOP, In-Shop, Market-1501, a CSV file, ...; without it, the
-embedded glyphs)? All losses get the same network, head, dimension, batches, augmentations and steps, and equally many
-settings, which are judged on training classes that were left out; the best setting of each is trained over several
-seeds; then the test classes are looked at, once. Leaves a folder with the leaderboard, a report, the best settings as
-configurations, and the winner as a run.
 
-  nearfar compare photos                                           a dozen losses, heads on cached features
-  nearfar compare photos --budget 10min                            as much as fits into ten minutes
-  nearfar compare photos --losses CircleLoss ProxyAnchorLoss       these alone
-  nearfar compare photos --finetune --trials 4                     the whole network
-  nearfar compare --resume comparisons/photos-1                    go on after a stop, to the very same end
-
-  --losses NAME NAME ...          nearfar losses lists them; CircleLoss/class is the class-level form of CircleLoss
-  --trials N                      settings of each loss that are tried (10)
-  --seeds N                       runs of each loss's best setting (3)
-  --folds N                       of the training classes, to judge settings on (4, fewer with few classes)
-  --budget TIME                   for everything, such as 90s, 10min or 1h30min: to fit it there are fewer settings,
-                                  then seeds and folds, then losses unless they were named; alike for all
-  --finetune                      train the whole network, not a head on cached features
-  --resume FOLDER                 go on with a comparison that was stopped or killed
-  --config FILE                   begin with this YAML file
-  --out FOLDER                    of the comparison; default: comparisons/DATA-NUMBER
-  --quiet                         show nothing but the result
-
-The options below are shared by all losses. Rates are not among them: they are searched for every loss."""
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "compare [DATA] [options]",
+        "Which loss is best on DATA (a folder of images, CUB, Cars, SOP, In-Shop, Market-1501, a CSV file, ...; "
+        "without it, the embedded glyphs)? All losses get the same network, head, dimension, batches, "
+        "augmentations and steps, and settings in proportion to what is searched, which are judged on training "
+        "classes that were left out; the best setting of each is trained over several seeds; then the test classes "
+        "are looked at, once. What is called better is so for other classes and other seeds, too. Leaves a folder "
+        "with the leaderboard, a report, the best settings as configurations, and the winner as a "
+        "run.",
+        EXAMPLES,
+    )
+    words.add_argument("data", nargs="*", metavar="DATA", help="a folder, a CSV file, ... (the embedded glyphs)")
+    words.add_argument(
+        "--losses",
+        nargs="+",
+        metavar="NAME",
+        help="nearfar losses lists them; CircleLoss is searched over its two forms, CircleLoss/class and "
+        "CircleLoss/pair over one (a dozen)",
+    )
+    words.add_argument(
+        "--trials",
+        type=whole_number,
+        metavar="N",
+        help="settings that are tried of a loss with three hyper-parameters, rates included, and of others in "
+        "proportion (10); 1: the defaults",
+    )
+    words.add_argument("--seeds", type=whole_number, metavar="N", help="runs of each loss's best setting (5)")
+    words.add_argument(
+        "--folds", type=whole_number, metavar="N", help="of the training classes, to judge settings on (4, or fewer)"
+    )
+    words.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="for everything, such as 90s, 10min or 1h30min: to fit it there are fewer settings, then seeds and folds, "
+        "then losses unless they were named; alike for all",
+    )
+    words.flag("--finetune", help="train the whole network, not a head on cached features")
+    words.add_argument("--resume", metavar="FOLDER", help="continue a comparison that was stopped or killed")
+    words.add_argument(
+        "--null",
+        metavar="LOSS",
+        help="train its default setting with four times as many seeds as a contestant has (3 each), and deal the runs "
+        "out 200 times as if they were of four contestants",
+    )
+    words.add_argument("--config", metavar="FILE", help="begin with this YAML file")
+    words.add_argument("--out", metavar="FOLDER", help="of the comparison (comparisons/DATA-NUMBER)")
+    words.flag("--quiet", help="show only the result")
+    words.refuse("--lr", *(f"--{name}" for name in SEARCHED), because="is searched for every loss: leave it out")
+    words.refuse("--loss", because="is for nearfar train: name the losses to compare with --losses")
+    words.add_settings(without=("loss", "out", "budget", "data.folds", *SEARCHED))
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """Compare."""
-    if {"-h", "--help"} & set(words):
-        print(f"{HELP}\n{options_help(without=('loss', 'out', *SEARCHED))}")
-        return 0
-    rest, losses = take_losses(words)
-    positional, taken, options = parse(rest, OWN)
-    if len(positional) > 1:
-        raise ConfigError(f"compare takes one data set, not {len(positional)}: {' '.join(positional)}")
-    if "resume" in taken and (positional or options or losses is not None or set(taken) - {"resume", "quiet"}):
+    form = parser()
+    options = form.parse_args(words)
+    data = one_data_set("compare", options.data)
+    if options.resume is not None and (data or form.given - {"resume", "quiet"}):
         raise ConfigError("a comparison goes on as it began: --resume FOLDER takes no other options")
-    for name in ("lr", *SEARCHED):
-        if name in options:
-            raise ConfigError(f"--{name} is searched for every loss: leave it out")
-    if any(name == "loss" or name.startswith("loss.") for name in options):
-        raise ConfigError("--loss is for nearfar train: name the losses to compare with --losses")
-    # First of all: its time runs from here on, through all that is loaded below.
-    budget = Budget(read_seconds(taken["budget"], "--budget")) if "budget" in taken else None
+    # Its time runs from here on, through all that is imported below.
+    budget = None if options.budget is None else Budget(read_seconds(options.budget, "--budget"))
     from nearfar.compare.comparison import compare
     from nearfar.compare.live import print_leaderboard
 
-    quiet = taken.get("quiet", False)
-    if "resume" in taken:
-        print_leaderboard(compare(resume=taken["resume"], quiet=quiet))
+    if options.resume is not None:
+        print_leaderboard(compare(resume=options.resume, quiet=options.quiet))
         return 0
-    counts = {name: convert(taken[name], int, name) for name in ("trials", "seeds", "folds") if name in taken}
-    config = configuration(taken, options, positional[0] if positional else None)
+    settings = form.settings_of(options) | ({"out": options.out} if options.out is not None else {})
+    if options.null is not None:
+        if extra := form.given & {"trials", "folds", "budget", "losses"}:
+            raise ConfigError(f"--null trains one setting of one loss: leave --{min(extra)} out")
+        from nearfar.compare.null import SEEDS, null_check
+
+        common = {"finetune": options.finetune, "quiet": options.quiet, "seeds": options.seeds or SEEDS}
+        print(null_check(config=configuration(settings, data, options.config), loss=options.null, **common))
+        return 0
     board = compare(
-        config=config,
-        losses=losses,
+        config=configuration(settings, data, options.config),
+        losses=_names(options.losses),
+        trials=options.trials,
+        seeds=options.seeds,
+        folds=options.folds,
         budget=budget,
-        finetune=taken.get("finetune", False),
-        quiet=quiet,
-        **counts,
+        finetune=options.finetune,
+        quiet=options.quiet,
     )
     print_leaderboard(board)
     return 0
 
 
-def take_losses(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """The words without `--losses NAME NAME ...`, which reaches to the next option, and the names.
-
-    >>> take_losses(["photos", "--losses", "CircleLoss", "ArcFaceLoss", "--trials", "3"])
-    (['photos', '--trials', '3'], ['CircleLoss', 'ArcFaceLoss'])
-    """
-    places = [place for place, word in enumerate(words) if word.partition("=")[0] == "--losses"]
-    if not places:
-        return list(words), None
-    if len(places) > 1:
-        raise ConfigError("--losses is given twice")
-    first = places[0]
-    end = next((i for i in range(first + 1, len(words)) if words[i].startswith("--")), len(words))
-    given = [words[first].partition("=")[2], *words[first + 1 : end]]
-    names = [name for word in given for name in word.split(",") if name]
-    if not names:
+def _names(words: Sequence[str] | None) -> list[str] | None:
+    """Losses, separated by spaces or commas."""
+    names = [name for word in words or () for name in word.split(",") if name]
+    if words and not names:
         raise ConfigError("--losses needs names, such as --losses CircleLoss ArcFaceLoss")
-    return [*words[:first], *words[end:]], names
+    return names or None

@@ -1,30 +1,37 @@
 """`nearfar duplicates`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "duplicates [DATA] [options]",
+        "Find groups of near-identical images, above all between training and test images.",
+    )
+    words.add_argument("data", nargs="?", metavar="DATA", help="a data set (the embedded glyphs)")
+    words.add_argument("--threshold", type=float, metavar="T", help="cosine of near-identical images (0.9)")
+    words.add_argument("--backbone", default="efficientnet-lite0", metavar="NAME", help="(efficientnet-lite0)")
+    words.add_argument("--run", metavar="RUN", help="compare by the model of a run instead; needs --threshold")
+    words.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    words.add_argument("--out", default="duplicates.html", metavar="FILE", help="the page (duplicates.html)")
+    words.add_argument("--csv", metavar="FILE", help="write a table of the images in groups, too")
+    words.flag("--json", help="print everything as JSON, and write no page")
+    words.add_argument(
+        "--max-broken", type=float, default=0.25, metavar="SHARE", help="of DATA that may be unreadable (0.25)"
+    )
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    return words
+
 
 def run(words: Sequence[str]) -> int:
     """Find near-identical images."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar duplicates",
-        description="Find groups of near-identical images, above all between training and test images.",
-    )
-    parser.add_argument("data", nargs="?", default="glyphs", metavar="DATA", help="a data set (the embedded glyphs)")
-    parser.add_argument("--threshold", type=float, metavar="T", help="cosine of near-identical images (0.9)")
-    parser.add_argument("--backbone", default="efficientnet-lite0", metavar="NAME", help="(efficientnet-lite0)")
-    parser.add_argument("--run", metavar="RUN", help="compare by the model of a run instead; needs --threshold")
-    parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
-    parser.add_argument("--out", default="duplicates.html", metavar="FILE", help="the page (duplicates.html)")
-    parser.add_argument("--csv", metavar="FILE", help="write a table of the images in groups, too")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, and write no page")
-    parser.add_argument(
-        "--max_broken", type=float, default=0.25, metavar="SHARE", help="of DATA that may be unreadable (0.25)"
-    )
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
+    from nearfar.data.opening import EMBEDDED, path_of
     from nearfar.models import Embedder
     from nearfar.models.devices import usable
     from nearfar.models.extraction import progress_bar
@@ -36,7 +43,8 @@ def run(words: Sequence[str]) -> int:
     from nearfar.training.progress import Display
 
     allowed, display = options.max_broken, Display()
-    gallery = readable_gallery([options.data], split=options.split, max_broken=allowed, display=display)
+    data = EMBEDDED if options.data is None else path_of(options.data)
+    gallery = readable_gallery([data], split=options.split, max_broken=allowed, display=display)
     if options.run is None:
         encoder = Encoder(Embedder(options.backbone, head=None).to(usable(options.device)), max_broken=1.0)
     elif options.threshold is None:

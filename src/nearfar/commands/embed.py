@@ -1,24 +1,31 @@
 """`nearfar embed`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "embed RUN [DATA ...] --out FILE [options]",
+        "Embed images with the model of a run: paths, labels and vectors, in a file.",
+    )
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
+    words.add_argument("--out", required=True, metavar="FILE", help="NAME.parquet or NAME.npz")
+    words.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    words.add_argument(
+        "--max-broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
+    )
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """Embed a data set with the model of a run, to a file."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar embed", description="Embed images with the model of a run: paths, labels and vectors, in a file."
-    )
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
-    parser.add_argument("--out", required=True, metavar="FILE", help="NAME.parquet or NAME.npz")
-    parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
-    parser.add_argument(
-        "--max_broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
-    )
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.models.extraction import progress_bar
     from nearfar.retrieval.embed import check_name, write_embeddings
     from nearfar.retrieval.encoder import Encoder

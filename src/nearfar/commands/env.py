@@ -1,14 +1,19 @@
 """`nearfar env`."""
 
-import argparse
 import json
 from collections.abc import Sequence
+
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    return Parser("env", "Versions and machine, for reports.")
 
 
 def run(words: Sequence[str]) -> int:
     """Print versions and machine."""
-    parser = argparse.ArgumentParser(prog="nearfar env", description="Versions and machine, for reports.")
-    parser.parse_args(words)
+    parser().parse_args(words)
     from nearfar.training.environment import environment
 
     print(json.dumps(environment(), indent=2))

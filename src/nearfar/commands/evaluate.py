@@ -1,23 +1,29 @@
 """`nearfar evaluate`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("evaluate RUN [DATA] [options]", "Measure the model of a run.")
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("data", nargs="?", metavar="DATA", help="other data, without what was trained on (the run's)")
+    words.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
+    words.flag("--ci", help="add 95 %% intervals, over classes")
+    words.flag("--flip", default=None, help="average an image and its mirror image")
+    words.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.flag("--json", help="print everything, as JSON")
+    return words
+
 
 def run(words: Sequence[str]) -> int:
     """Measure a run."""
-    parser = argparse.ArgumentParser(prog="nearfar evaluate", description="Measure the model of a run.")
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("data", nargs="?", metavar="DATA", help="other data, without what was trained on (the run's)")
-    parser.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
-    parser.add_argument("--ci", action="store_true", help="add 95 %% intervals, over classes")
-    parser.add_argument("--flip", action="store_true", default=None, help="average an image and its mirror image")
-    parser.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    parser.add_argument("--json", action="store_true", help="print everything, as JSON")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.training.evaluate import evaluate
     from nearfar.training.progress import print_table
 
@@ -31,6 +37,8 @@ def run(words: Sequence[str]) -> int:
     if options.ci:
         for number, side in enumerate(("low", "high")):
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
+        classes = metrics["ci_classes"]
+        print(f"95 % intervals over {classes:,} classes: where the figures of other classes like these would lie")
     for note in metrics["notes"]:
         print(f"note: {note}")
     print_table(f"{metrics['data']}: {metrics['images']:,} images", columns)

@@ -1,32 +1,38 @@
 """`nearfar export`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "export RUN [options]",
+        "Write the model of a run to a folder from which others can use it, compared with PyTorch, with a "
+        "model card: ready for the Hugging Face hub.",
+    )
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("--format", choices=("onnx", "torchscript", "safetensors"), default="onnx", help="(onnx)")
+    words.add_argument(
+        "--quantise", choices=("int8",), help="of onnx: write it in eight bits too, and measure what that costs"
+    )
+    words.add_argument("--out", metavar="DIR", help="folder to be made (RUN/export-FORMAT)")
+    words.add_argument("--licence", metavar="NAME", help="of the model, for its card, such as apache-2.0")
+    words.add_argument("--data", metavar="DATA", help="compare and measure on these data (the run's test rows)")
+    words.add_argument(
+        "--rows", type=int, metavar="N", help="measure int8 on so many rows at most, of whole classes (all)"
+    )
+    words.flag("--replace", help="put it in the place of an export that is there")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """Write a run's model for others."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar export",
-        description="Write the model of a run to a folder from which others can use it, compared with PyTorch, with a "
-        "model card: ready for the Hugging Face hub.",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("--format", choices=("onnx", "torchscript", "safetensors"), default="onnx", help="(onnx)")
-    parser.add_argument(
-        "--quantise", choices=("int8",), help="of onnx: write it in eight bits too, and measure what that costs"
-    )
-    parser.add_argument("--out", metavar="DIR", help="folder to be made (RUN/export-FORMAT)")
-    parser.add_argument("--licence", metavar="NAME", help="of the model, for its card, such as apache-2.0")
-    parser.add_argument("--data", metavar="DATA", help="compare and measure on these data (the run's test rows)")
-    parser.add_argument(
-        "--rows", type=int, metavar="N", help="measure int8 on so many rows at most, of whole classes (all)"
-    )
-    parser.add_argument("--replace", action="store_true", help="put it in the place of an export that is there")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.export import export
-    from nearfar.export.card import readable
+    from nearfar.export.card import readable_size
     from nearfar.training.progress import print_table
 
     exported = export(
@@ -44,7 +50,7 @@ def run(words: Sequence[str]) -> int:
         print(f"note: {note}")
     parity, accuracy = exported.parity, exported.accuracy
     print(
-        f"against PyTorch, on {parity.rows} rows of {parity.of}: cosine {parity.least:.6f} at least, "
+        f"against PyTorch, on {parity.rows} rows of {parity.source}: cosine {parity.least:.6f} at least, "
         f"{parity.mean:.6f} on average"
     )
     if accuracy is not None:
@@ -55,7 +61,7 @@ def run(words: Sequence[str]) -> int:
             f"{after:.1f} ms a row instead of {before:.1f}"
         )
     for name, size in exported.files.items():
-        print(f"  {name:<20} {readable(size):>10}")
+        print(f"  {name:<20} {readable_size(size):>10}")
     print(f"{exported.folder} holds it, with a card in README.md{_licence_hint(options.licence)}")
     print(f"to the hub:  hf upload NAME {exported.folder}")
     return 0

@@ -1,10 +1,11 @@
 """`nearfar identify`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from nearfar.commands.grammar import Parser
 
 if TYPE_CHECKING:
     from nearfar.retrieval.identified import Identified, Score
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def run(words: Sequence[str]) -> int:
     """Say which enrolled class pictures are of, or that they are of none."""
-    options = _parser().parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.models.extraction import progress_bar
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.identified import asked_for, identify, scored, write_csv
@@ -44,33 +45,34 @@ def run(words: Sequence[str]) -> int:
     return 0 if any(one.answer for one in found) else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nearfar identify",
-        description="Say which of the enrolled classes pictures are of, or that they are of none of them. Classes are "
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "identify RUN PICTURE ... [options]",
+        "Say which of the enrolled classes pictures are of, or that they are of none of them. Classes are "
         "enrolled by indexing their images, a folder for each class: nearfar index RUN FOLDER.",
     )
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, or folders of them")
-    parser.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
-    parser.add_argument(
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, or folders of them")
+    words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    words.add_argument(
         "--far",
         type=float,
         default=0.01,
         metavar="F",
         help="the share of pictures of things that are not enrolled that may be taken for one (0.01)",
     )
-    parser.add_argument(
+    words.add_argument(
         "--prior",
         type=float,
         default=0.5,
         metavar="P",
         help="how likely a picture is of an enrolled class, for the probabilities (0.5)",
     )
-    parser.add_argument("--csv", metavar="FILE", help="write a table of the answers, too")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    return parser
+    words.add_argument("--csv", metavar="FILE", help="write a table of the answers, too")
+    words.flag("--json", help="print everything as JSON")
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    return words
 
 
 def _print(identifier: "Identifier", found: "Sequence[Identified]", score: "Score | None") -> None:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nearfar.commands.grammar import Parser
+
 if TYPE_CHECKING:
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.gallery import Gallery
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(words: Sequence[str]) -> int:
     """Make an index of images, or change it."""
-    options = _parser().parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.retrieval.calibration import calibrated
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.gallery import are_files, gallery_for
@@ -57,31 +59,32 @@ def run(words: Sequence[str]) -> int:
     return 1 if gallery is not None and gallery.left_out and are_files(options.data) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nearfar index",
-        description="Index images for nearfar search. What is indexed already and has not changed is not embedded "
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "index RUN [DATA ...] [options]",
+        "Index images for nearfar search. What is indexed already and has not changed is not embedded "
         "again; a build that was interrupted goes on where it was.",
     )
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
-    parser.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
-    parser.add_argument("--kind", choices=("exact", "hnsw", "ivfpq"), help="how to search (exact)")
-    parser.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
-    parser.add_argument("--remove", nargs="+", metavar="ID", help="take out images, or all below a folder; add none")
-    parser.add_argument("--prune", action="store_true", help="take out images whose files are gone; add none")
-    parser.add_argument("--compact", action="store_true", help="put what many changes left into one piece; add none")
-    parser.add_argument("--rebuild", action="store_true", help="begin a new index in place of the old")
-    goal = parser.add_mutually_exclusive_group()
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
+    words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    words.add_argument("--kind", choices=("exact", "hnsw", "ivfpq"), help="how to search (exact)")
+    words.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    words.add_argument("--remove", nargs="+", metavar="ID", help="take out images, or all below a folder; add none")
+    words.flag("--prune", help="take out images whose files are gone; add none")
+    words.flag("--compact", help="put what many changes left into one piece; add none")
+    words.flag("--rebuild", help="begin a new index in place of the old")
+    goal = words.add_mutually_exclusive_group()
     goal.add_argument("--far", type=float, metavar="F", help="find the threshold of this false accept rate")
     goal.add_argument("--precision", type=float, metavar="P", help="find the threshold of this precision")
-    parser.add_argument("--share", type=float, metavar="S", help="of same pairs, that precision is for (the data's)")
-    parser.add_argument(
-        "--max_broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
+    words.add_argument("--share", type=float, metavar="S", help="of same pairs, that precision is for (the data's)")
+    words.add_argument(
+        "--max-broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
     )
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
-    return parser
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.flag("--json", help="print what was done as JSON")
+    return words
 
 
 def _added(index: "Index", encoder: "Encoder", gallery: "Gallery") -> dict[str, Any]:

@@ -1,17 +1,23 @@
 """`nearfar losses`."""
 
-import argparse
 import inspect
 from collections.abc import Sequence
 
+from nearfar.commands.grammar import Parser
+from nearfar.training.loss_defaults import shown
 from nearfar.training.options import loss_info
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("losses [NAME]", "List the losses, or show one of them.")
+    words.add_argument("name", nargs="?", metavar="NAME", help="of one loss: its formula, arguments and paper")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """List the losses, or show one."""
-    parser = argparse.ArgumentParser(prog="nearfar losses", description="List the losses, or show one of them.")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of one loss: its formula, arguments and paper")
-    chosen = parser.parse_args(words).name
+    chosen = parser().parse_args(words).name
     if chosen is not None:
         _show(chosen)
         return 0
@@ -36,3 +42,12 @@ def _show(name: str) -> None:
             print(f"  {argument:<28} from the data and the model")
         else:
             print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")
+    if info.level == "towers":
+        return
+    norm = "any norm" if info.loss.free_norm else "norm 1"
+    print(
+        f"\ndefined on features of {norm}. Trained, unless the options say otherwise, with rates (AdamW's) and warm-up:"
+    )
+    print("\n".join(shown(info.name)))
+    if info.level == "pair or class":
+        print("\n".join(["compared with class weights:", *shown(info.name, class_level=True)]))

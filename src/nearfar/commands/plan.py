@@ -1,8 +1,8 @@
 """`nearfar plan`."""
 
-import argparse
 from collections.abc import Sequence
 
+from nearfar.commands.grammar import Parser, whole_number
 from nearfar.planning import Hardware, Job, Plan, plan
 from nearfar.planning.job import Total
 
@@ -11,20 +11,14 @@ traffic follow from what nearfar allocates and sends, and were checked against m
 time is arithmetic on the hardware that you describe, and a forecast. The exit code is 1 if it does not fit."""
 
 
-def run(words: Sequence[str]) -> int:
-    """Print a plan; the exit code is 1 if it does not fit."""
-    found = plan(*_read(words))
-    print(text(found))
-    return 0 if found.fits else 1
-
-
-def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
-    parser = argparse.ArgumentParser(prog="nearfar plan", description=DESCRIPTION)
-    job = parser.add_argument_group("what is trained; numbers may be written as 100e6")
-    job.add_argument("--classes", type=_count, required=True, metavar="C", help="of the training data")
-    job.add_argument("--dim", type=_count, default=512, metavar="D", help="of the embedding (512)")
-    job.add_argument("--batch", type=_count, metavar="B", help="samples of all processes together (256 of each)")
-    job.add_argument("--world", type=_count, default=1, metavar="N", help="processes (1)")
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("plan --classes C [options]", DESCRIPTION)
+    job = words.add_argument_group("what is trained; numbers may be written as 100e6")
+    job.add_argument("--classes", type=whole_number, required=True, metavar="C", help="of the training data")
+    job.add_argument("--dim", type=whole_number, default=512, metavar="D", help="of the embedding (512)")
+    job.add_argument("--batch", type=whole_number, metavar="B", help="samples of all processes together (256 of each)")
+    job.add_argument("--world", type=whole_number, default=1, metavar="N", help="processes (1)")
     job.add_argument(
         "--kind",
         choices=("softmax", "proxy", "pair"),
@@ -32,9 +26,9 @@ def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
         help="softmax: samples are compared with class vectors, as by ArcFace, Circle, SoftTriple; proxy: class "
         "vectors with samples, as by Proxy-Anchor; pair: samples with each other (softmax)",
     )
-    job.add_argument("--replicated", action="store_true", help="every process has all class vectors, not its part")
+    words.flag("--replicated", help="every process has all class vectors, not its part", group=job)
     job.add_argument("--sample-rate", type=float, default=1.0, metavar="R", help="share of classes in a step (1)")
-    job.add_argument("--vectors", type=_count, default=1, metavar="K", help="of a class, as of SoftTriple (1)")
+    job.add_argument("--vectors", type=whole_number, default=1, metavar="K", help="of a class, as of SoftTriple (1)")
     job.add_argument("--optimiser", choices=("adamw", "adam", "sgd", "rmsprop"), default="adamw", help="(adamw)")
     usual, machine = Job(1, 1, 1), Hardware()
     job.add_argument(
@@ -46,7 +40,7 @@ def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
     job.add_argument(
         "--gflops", type=float, default=usual.operations / 1e9, metavar="G", help="of a sample, forward (8.2)"
     )
-    own = parser.add_argument_group("what each process has; by default an A100 of 80 GB, at rates that are sustained")
+    own = words.add_argument_group("what each process has; by default an A100 of 80 GB, at rates that are sustained")
     own.add_argument("--memory", type=float, default=machine.memory / 1e9, metavar="GB", help="(80)")
     own.add_argument(
         "--tflops", type=float, default=machine.operations / 1e12, metavar="T", help="of matrix products (60)"
@@ -56,7 +50,18 @@ def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
     )
     own.add_argument("--link", type=float, default=machine.link / 1e9, metavar="GB/S", help="that it sends (20)")
     own.add_argument("--latency", type=float, default=machine.latency * 1e6, metavar="US", help="of a message (20)")
-    o = parser.parse_args(words)
+    return words
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a plan; the exit code is 1 if it does not fit."""
+    found = plan(*_read(words))
+    print(text(found))
+    return 0 if found.fits else 1
+
+
+def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
+    o = parser().parse_args(words)
     return (
         Job(
             classes=o.classes,
@@ -74,21 +79,6 @@ def _read(words: Sequence[str]) -> tuple[Job, Hardware]:
         ),
         Hardware(o.memory * 1e9, o.tflops * 1e12, o.bandwidth * 1e9, o.link * 1e9, o.latency / 1e6),
     )
-
-
-def _count(word: str) -> int:
-    """A whole number, also as 100e6.
-
-    >>> _count("100e6")
-    100000000
-    """
-    try:
-        number = float(word)
-        if number.is_integer():
-            return int(number)
-    except (ValueError, OverflowError):
-        pass
-    raise argparse.ArgumentTypeError(f"{word} is no whole number")
 
 
 def text(found: Plan) -> str:

@@ -1,25 +1,62 @@
 """`nearfar recipes`."""
 
-import argparse
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from nearfar.commands.grammar import WIDTH, Parser
+
+if TYPE_CHECKING:
+    from nearfar.training.recipes import Recipe
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "recipes [NAME]",
+        "List the papers' protocols, or print one: its source, in what it differs from that, what it needs, and its "
+        "configuration, as a file for nearfar train --config.",
+    )
+    words.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
-    """List the recipes, or print the configuration of one."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar recipes", description="List the papers' protocols, or print the configuration of one."
-    )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
-    chosen = parser.parse_args(words).name
+    """List the recipes, or print one."""
+    chosen = parser().parse_args(words).name
     from nearfar.training.options import to_yaml
-    from nearfar.training.recipes import list_recipes, recipe
+    from nearfar.training.recipes import find_recipe, list_recipes
 
     if chosen is not None:
-        print(to_yaml(recipe(chosen)), end="")
+        info = find_recipe(chosen)
+        print("\n".join(f"# {line}".rstrip() for line in _described(info)))
+        print(to_yaml(info.config), end="")
         return 0
     recipes = list_recipes()
     width = max(len(info.name) for info in recipes)
     for info in recipes:
         print(f"{info.name:<{width}}  {info.aim}")
-    print("\nnearfar train DATA --recipe NAME runs one; nearfar recipes NAME prints its configuration")
+    print("\nnearfar train DATA --recipe NAME runs one; nearfar recipes NAME prints all about it")
     return 0
+
+
+def _described(info: "Recipe") -> Iterator[str]:
+    """The lines above a configuration."""
+    yield info.name + (f" (formerly {info.formerly})" if info.formerly else "")
+    yield from _entry("aim", info.aim)
+    yield from _entry("source", info.source)
+    for title, texts in (("deviations", info.ours), ("needs", [str(download) for download in info.needs])):
+        yield f"{title}:"
+        for text in texts:
+            yield from _wrapped(f"  - {text}", "    ")
+    if info.config.model.weights != "random":
+        yield from _entry("without the weights", "--weights FILE says where they are; --weights random does without")
+    yield ""
+
+
+def _entry(title: str, text: str) -> list[str]:
+    return _wrapped(f"{title}: {text}", "  ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,18 +1,22 @@
 """`nearfar report`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("report RUN [options]", "Write report.html of a run anew, from its files, its model and its data.")
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    return words
 
 
 def run(words: Sequence[str]) -> int:
     """Write the report of a run anew."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar report", description="Write report.html of a run anew, from its files, its model and its data."
-    )
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.models.extraction import progress_bar
     from nearfar.report.run import write_run_report
     from nearfar.training.evaluate import rows_of

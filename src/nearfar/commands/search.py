@@ -1,29 +1,33 @@
 """`nearfar search`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nearfar.commands.grammar import Parser
+
+
+def parser() -> Parser:
+    """Its words."""
+    words = Parser("search RUN IMAGE ... [options]", "Find the indexed images that are nearest to pictures.")
+    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_argument("images", nargs="+", metavar="IMAGE", help="pictures to search for")
+    words.add_argument("--k", type=int, default=10, metavar="N", help="how many to find for each (10)")
+    words.add_argument(
+        "--threshold", metavar="T", help='leave out what is less similar: a number, or "calibrated" (all)'
+    )
+    words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    words.add_argument("--out", metavar="FILE", help="the page with the pictures found (RUN/search.html)")
+    words.flag("--open", help="open that page in the browser")
+    words.flag("--json", help="print what was found as JSON, and write no page")
+    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    return words
+
 
 def run(words: Sequence[str]) -> int:
     """Find the images of an index that are nearest to pictures; 1 if some of these cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="nearfar search", description="Find the indexed images that are nearest to pictures."
-    )
-    parser.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="pictures to search for")
-    parser.add_argument("--k", type=int, default=10, metavar="N", help="how many to find for each (10)")
-    parser.add_argument(
-        "--threshold", metavar="T", help='leave out what is less similar: a number, or "calibrated" (all)'
-    )
-    parser.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
-    parser.add_argument("--out", metavar="FILE", help="the page with the pictures found (RUN/search.html)")
-    parser.add_argument("--open", action="store_true", help="open that page in the browser")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON, and write no page")
-    parser.add_argument("--device", default="cpu", help="where the network computes (cpu)")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.gallery import readable_files
     from nearfar.retrieval.search import index_of, open_for, search

@@ -1,15 +1,15 @@
 """`nearfar serve`."""
 
-import argparse
 import math
 from collections.abc import Sequence
 
+from nearfar.commands.grammar import Parser
 from nearfar.errors import InputError, MissingPackageError
 
 
 def run(words: Sequence[str]) -> int:
     """Serve a page to search a run's gallery and to see what its model gets wrong."""
-    options = _parser().parse_args(words)
+    options = parser().parse_args(words)
     try:
         import fastapi
         import uvicorn  # noqa: F401
@@ -43,26 +43,27 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nearfar serve",
-        description="A page to search with pictures, to browse the gallery, to see the worst queries and the most "
+def parser() -> Parser:
+    """Its words."""
+    words = Parser(
+        "serve RUN [RUN] [options]",
+        "A page to search with pictures, to browse the gallery, to see the worst queries and the most "
         "confused classes, and to compare two runs; and the API behind it. A run without an index gets one.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that nearfar train left; two are compared")
-    parser.add_argument(
+    words.add_argument("runs", nargs="+", metavar="RUN", help="folder that nearfar train left; two are compared")
+    words.add_argument(
         "--index", nargs="+", metavar="WHERE", help="of each run: a folder, or milvus:ADDRESS (RUN/index)"
     )
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="to listen on; 0 takes a free one (8000)")
-    parser.add_argument(
+    words.add_argument("--port", type=int, default=8000, metavar="N", help="to listen on; 0 takes a free one (8000)")
+    words.add_argument(
         "--host", default="127.0.0.1", help="to listen on; 0.0.0.0 lets other machines in (127.0.0.1: this one alone)"
     )
-    parser.add_argument("--name", action="append", metavar="NAME", help="a host name under which browsers may reach it")
-    parser.add_argument("--read-only", action="store_true", help="let no one add images or take them away")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--max-upload", type=float, default=20, metavar="MB", help="of a picture (20)")
-    parser.add_argument(
+    words.add_argument("--name", action="append", metavar="NAME", help="a host name under which browsers may reach it")
+    words.flag("--read-only", help="let no one add images or take them away")
+    words.flag("--open", help="open the page in the browser")
+    words.add_argument("--max-upload", type=float, default=20, metavar="MB", help="of a picture (20)")
+    words.add_argument(
         "--rate", type=float, default=100, metavar="N", help="requests a second from one address; 0: any number (100)"
     )
-    parser.add_argument("--device", default="cpu", help="where the networks compute (cpu)")
-    return parser
+    words.add_argument("--device", default="cpu", help="where the networks compute (cpu)")
+    return words

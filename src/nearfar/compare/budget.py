@@ -3,7 +3,7 @@
 What is taken away, in this order, until it fits: settings, down to the defaults alone; runs of the best, down to two;
 folds, down to one; and losses, from the end of their list, down to two. So breadth is kept longest. These plans are one
 ladder, each cheaper than the one before it: more time never gives less of anything. All losses always have equally many
-of everything.
+runs and folds, and settings in proportion to the dimensions of their spaces.
 """
 
 import math
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nearfar.compare.spaces import share
 from nearfar.foundation.durations import duration
 from nearfar.training.options import ConfigError
 
@@ -19,7 +20,6 @@ PLANNED = 0.9  # of the time that is left: what is planned is an estimate
 FEWEST_SEEDS = 2  # without an interval over seeds nobody knows what a difference is worth
 FEWEST_LOSSES = 2
 BASELINES = 2
-PAIRS_AT_ONCE = 20  # of contestants, up to which their tests have the same number of resamples
 
 
 class BudgetError(ConfigError):
@@ -57,7 +57,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done: which losses, and of each of them settings, folds that settings are judged on, and runs."""
+    """How much is done: which losses, and of each of them settings (`trials` of a loss with three dimensions, see
+    `spaces.share`), folds that settings are judged on, and runs.
+    """
 
     losses: tuple[str, ...]
     trials: int
@@ -85,17 +87,14 @@ class Costs:
 
     def of(self, plan: Plan) -> float:
         """All that is still ahead when nothing but the measuring is done."""
-        count = len(plan.losses)
-        return count * plan.trials * plan.folds * self.fold + count * plan.seeds * self.run + self.last(plan)
+        settings = sum(share(name, plan.trials) for name in plan.losses)
+        return settings * plan.folds * self.fold + len(plan.losses) * plan.seeds * self.run + self.last(plan)
 
     def last(self, plan: Plan) -> float:
         """What comes after the last run."""
         contestants = len(plan.losses) + BASELINES
         pairs = contestants * (contestants - 1) / 2
-        # The more pairs, the more resamples each needs for Holm's correction.
-        return (
-            len(plan.losses) * plan.seeds * self.look + pairs * max(1.0, pairs / PAIRS_AT_ONCE) * self.pair + self.end
-        )
+        return len(plan.losses) * plan.seeds * self.look + pairs * self.pair + self.end
 
 
 def ladder(wished: Plan, named: bool) -> Iterator[Plan]:

@@ -19,7 +19,8 @@ from nearfar.compare.budget import BASELINES, Budget, BudgetError, Costs, rounde
 from nearfar.compare.ground import LOOKS, Ground, Rows, shared_config
 from nearfar.compare.journal import Journal
 from nearfar.compare.look import per_query
-from nearfar.compare.search import default_setting, fold_key
+from nearfar.compare.retrain import held_out_once
+from nearfar.compare.search import defaults, fold_key
 from nearfar.compare.settings import Comparison
 from nearfar.compare.statistics import all_pairs
 from nearfar.compare.trial import configured, run_fold
@@ -80,7 +81,7 @@ def measure_costs(comparison: Comparison, ground: Ground, rows: Rows, journal: J
 def _fold(comparison: Comparison, ground: Ground, journal: Journal, budget: Budget) -> tuple[float, float]:
     """Seconds of a training on a fold, and of a step in it."""
     name, fold = comparison.contestants[0], ground.folds[0]
-    key, setting = fold_key(name, 0, 0), default_setting(comparison, ground, name)
+    key, setting = fold_key(name, 0, 0), defaults(ground, name)[0]
     entry = journal.get(key)
     if entry is not None:  # of a comparison that was stopped before it had a plan
         return entry["seconds"], entry["seconds"] / max(1, entry["steps"])
@@ -98,7 +99,7 @@ def _ending(
     comparison: Comparison, ground: Ground, rows: Rows, budget: Budget, fold: float, step: float, folder: Path
 ) -> Costs:
     clock, name = budget.clock, comparison.contestants[0]
-    config = configured(ground.config, comparison.loss(name), default_setting(comparison, ground, name))
+    config = held_out_once(configured(ground.config, comparison.loss(name), defaults(ground, name)[0]))
     total = _steps_of(config, rows.seen)
     few = int(min(total / LOOKS, SHARE * budget.seconds / max(step, 1e-6)))
     few = min(max(few, FEWEST_STEPS), total)
@@ -115,10 +116,10 @@ def _ending(
     load = _timed(clock, lambda: model.append(run.model(str(ground.device))))
     found: list[Any] = []
     embedding = _timed(clock, lambda: found.append(embed(model[0], table, config)))
-    searching = _timed(clock, lambda: per_query(found[0], table))
+    searching = _timed(clock, lambda: per_query(found[0], table)[0])
     look = load + more * embedding + max(more, more**2) * searching
-    noise = np.random.default_rng(0).random((2, len(rows.test)))
-    pair = _timed(clock, lambda: all_pairs({"a": noise[0], "b": noise[1]}))
+    noise = np.random.default_rng(0).random((2, comparison.effort.seeds, len(rows.test)))
+    pair = _timed(clock, lambda: all_pairs({"a": noise[0], "b": noise[1]}, rows.test.labels))
     # The winner is prepared, measured and reported on once more, and there is the comparison's own page.
     end = (BASELINES + 2) * look + 2 * around
     if config.model.freeze and (count := _lacking(ground.embedder, rows.test)):

@@ -5,7 +5,7 @@ journal.jsonl        every training of the search, as it came; what a comparison
 trials.csv           every setting that was tried
 leaderboard.csv      one line for each contestant
 leaderboard.json     the same with all pairs of contestants; written last
-queries.npz          the metrics of every query, contestant and seed
+queries.npz          the metrics of every query, contestant and seed, with the queries' classes and images
 settings/LOSS.yaml   the best setting of each loss, for `nearfar train --config`
 runs/LOSS-SEED/      runs of the best settings; the winner's holds its model
 report.html          all this to look at
@@ -57,8 +57,8 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
     """One line for each contestant, in order."""
     header = ["rank", "name", "verdict"]
     for metric in METRICS:
-        header += [metric, f"{metric} seeds ±", f"{metric} queries low", f"{metric} queries high"]
-    header += ["validation", "seconds per step", "peak MB", "setting", "not significantly different from"]
+        header += [metric, f"{metric} seeds ±", f"{metric} low", f"{metric} high"]
+    header += ["validation", "seconds per step", "peak MB", "setting", "cannot be told from"]
     lines = []
     for place, row in enumerate(board.rows, 1):
         line: list[Any] = [place, row.name, board.verdict(row.name)]
@@ -72,8 +72,9 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
 
 
 def write_queries(seen: Look, path: Path) -> None:
-    """NAME METRIC: (seeds, queries)."""
-    arrays: dict[str, Any] = {
+    """NAME METRIC: (seeds, queries); labels and ids: (queries,)."""
+    arrays: dict[str, Any] = {"labels": seen.labels, "ids": seen.ids}
+    arrays |= {
         f"{name} {metric}": values[metric].astype(np.float32)
         for name, values in seen.values.items()
         for metric in METRICS

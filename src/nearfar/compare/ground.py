@@ -47,6 +47,11 @@ class Rows:
 
 def set_apart(table: Table, config: TrainConfig, folds: int) -> Rows:
     """Put the test rows aside."""
+    if config.data.test is not None or config.data.split == "all":
+        raise ConfigError(
+            "a comparison tests on classes of its own data: leave --test and --split all out, and measure the winner "
+            "elsewhere with nearfar evaluate"
+        )
     parts = split(table, replace(config.data, validation=0.0), config.seed)
     if not parts.open_set:
         raise ConfigError(
@@ -200,10 +205,24 @@ class Ground:
         self.embedder.train(was_training)
         return found
 
-    def validate(self, fold: Fold) -> float:
-        """The metric of the model as it is now, on the validation rows; NaN if the embeddings are not numbers."""
+    def halves(self, fold: Fold) -> tuple[float, float]:
+        """The metric of the model as it is now, over the queries of either half of the validation classes; NaN if the
+        embeddings are not numbers.
+        """
         embeddings = self.embeddings(fold)
         if fold.val_features is not None and not np.isfinite(embeddings).all():
-            return math.nan
-        value: float = measure(embeddings, fold.val, self.config.evaluation.ks).get(self.metric, math.nan)
-        return value
+            return math.nan, math.nan
+        found = measure(embeddings, fold.val, self.config.evaluation.ks, per_query=True)
+        if "per_query" not in found:
+            return math.nan, math.nan
+        values, labels = found["per_query"][self.metric], found["query_labels"]
+        used = ~np.isnan(values)
+        values, labels = values[used], labels[used]
+        first = np.isin(labels, np.unique(labels)[::2])
+        if first.all():  # a single class
+            return float(values.mean()), float(values.mean())
+        return float(values[first].mean()), float(values[~first].mean())
+
+    def validate(self, fold: Fold) -> float:
+        """The mean of both halves."""
+        return sum(self.halves(fold)) / 2

@@ -15,7 +15,8 @@ from nearfar.compare.statistics import Mean, Pair, all_pairs, summary
 from nearfar.training.options import ConfigError
 
 FILE = "leaderboard.json"
-FORMAT = 1
+FORMAT = 2
+BY_QUERY = 1  # whose tests took queries for independent
 RANKED_BY = METRICS[0]
 
 
@@ -31,7 +32,7 @@ class Row:
     baseline: bool
     metrics: Mapping[str, Mean]
     validation: float | None = None
-    setting: Mapping[str, float] | None = None
+    setting: Mapping[str, Any] | None = None
     step_seconds: float | None = None
     peak_bytes: int | None = None
 
@@ -39,6 +40,7 @@ class Row:
 @dataclass(frozen=True)
 class Leaderboard:
     """The result of a comparison, best first. `facts` say what was compared: data, images, trials, folds, seeds.
+    `outdated` says what is wrong with its statistics, if an earlier version made them.
 
     `run` is the folder of the winner's run, and `folder` that of the comparison.
     """
@@ -48,6 +50,7 @@ class Leaderboard:
     facts: Mapping[str, Any]
     run: str
     folder: Path
+    outdated: str = ""
 
     @property
     def winner(self) -> str:
@@ -62,7 +65,7 @@ class Leaderboard:
         raise KeyError(f"{first} and {second} were not compared")
 
     def equals(self, name: str) -> list[str]:
-        """Those whose difference from it is not significant."""
+        """Those of which it cannot be told whether they are better or worse."""
         same = {n for pair in self._pairs_of(name) if not pair.significant for n in (pair.first, pair.second)}
         return [row.name for row in self.rows if row.name in same - {name}]
 
@@ -71,23 +74,39 @@ class Leaderboard:
 
     def verdict(self, name: str) -> str:
         """How a loss stands to the baselines, in words."""
-        own = {row.name: row.metrics[RANKED_BY].value for row in self.rows}
         baselines = [row.name for row in self.rows if row.baseline]
         if name in baselines:
             return "baseline"
-        for rival in baselines:  # the best first
-            if not self.pair(name, rival).significant:
-                return f"not better than {rival}" if own[name] <= own[rival] else f"not surely better than {rival}"
-            if own[name] < own[rival]:
+        told = {rival: self.pair(name, rival).verdict(name) for rival in baselines}  # the best first
+        for rival in baselines:
+            if told[rival] == "worse":
                 return f"worse than {rival}"
-        return "beats the baselines"
+        for rival in baselines:
+            if told[rival] != "better":
+                return f"cannot be told from {rival}"
+        return "better than the baselines" if len(baselines) > 1 else f"better than {baselines[0]}"
+
+    def against(self, name: str) -> str:
+        """How a contestant stands to all others, in a sentence or two."""
+        by: dict[str, list[str]] = {}  # the others, by what can be told of them or what would tell
+        for row in self.rows:
+            if row.name != name:
+                pair = self.pair(name, row.name)
+                by.setdefault(pair.needed or pair.verdict(name), []).append(row.name)
+        told = [f"{how} than {', '.join(by.pop(how))}" for how in ("better", "worse") if how in by]
+        parts = [f"{name} is {' and '.join(told)}."] if told else []
+        if by:
+            who = "it" if told else name
+            still = "; ".join(f"{', '.join(names)} ({needed})" for needed, names in by.items())
+            parts.append(f"Whether {who} is better or worse than these cannot be told: {still}.")
+        return " ".join(parts)
 
 
 def make_leaderboard(found: Found, seen_by: Look, facts: Mapping[str, Any], run: str, folder: Path) -> Leaderboard:
     """Order the contestants by their mean on the test classes."""
     rows = []
     for name, values in seen_by.values.items():
-        metrics = {metric: summary(values[metric]) for metric in METRICS}
+        metrics = {metric: summary(values[metric], seen_by.labels) for metric in METRICS}
         if name in (FEATURES, PRINCIPAL):
             rows.append(Row(name, True, metrics))
             continue
@@ -106,8 +125,9 @@ def make_leaderboard(found: Found, seen_by: Look, facts: Mapping[str, Any], run:
             )
         )
     rows.sort(key=lambda row: -row.metrics[RANKED_BY].value)
-    per_query = {row.name: seen_by.values[row.name][RANKED_BY].mean(0) for row in rows}
-    return Leaderboard(tuple(rows), tuple(all_pairs(per_query)), facts, run, folder)
+    values = {row.name: seen_by.values[row.name][RANKED_BY] for row in rows}
+    pairs = all_pairs(values, seen_by.labels, (FEATURES, PRINCIPAL))
+    return Leaderboard(tuple(rows), tuple(pairs), facts, run, folder)
 
 
 def read_leaderboard(folder: Path) -> Leaderboard:
@@ -115,14 +135,19 @@ def read_leaderboard(folder: Path) -> Leaderboard:
     path = folder / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
+        if content["format"] not in (BY_QUERY, FORMAT):
             raise ConfigError(f"{path} has format {content['format']}, this version of nearfar reads {FORMAT}")
+        outdated = (
+            "An earlier version of nearfar made this comparison. Its intervals and tests take queries for independent: "
+            "what it calls better need not be so for other classes or other seeds. Compare again to know."
+        )
         rows = tuple(
             Row(**row | {"metrics": {name: _mean(mean) for name, mean in row["metrics"].items()}})
             for row in content["rows"]
         )
         pairs = tuple(Pair(**{k: v for k, v in pair.items() if k != "significant"}) for pair in content["pairs"])
-        return Leaderboard(rows, pairs, content["facts"], content["run"], folder)
+        early = outdated if content["format"] == BY_QUERY else ""
+        return Leaderboard(rows, pairs, content["facts"], content["run"], folder, early)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: {error!r}") from error
 

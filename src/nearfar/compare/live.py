@@ -4,6 +4,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -14,12 +15,13 @@ from nearfar.compare.budget import counted, shortened
 from nearfar.compare.leaderboard import Leaderboard
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Trial
+from nearfar.compare.spaces import share
 from nearfar.compare.statistics import Mean
 from nearfar.training.runs import Run
 
 HEADINGS = {"map@r": "MAP@R", "r_precision": "R-precision", "recall@1": "Recall@1"}
 WIDTH = 80  # of the result
-SIGNS = {"beats": "+", "not": "-", "worse": "-"}  # by the first word of a verdict
+SIGNS = {"better": "+", "cannot": "?", "worse": "-"}  # by the first word of a verdict
 
 
 class Live:
@@ -49,7 +51,7 @@ class Live:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def begin(self, contestants: Sequence[str], seeds: int, trials: int | None) -> None:
-        """Who takes part, with how many runs and settings; None: as many as the time allows."""
+        """Who takes part, with how many runs and rounds of settings; None: as many as the time allows."""
         self._trials, self._seeds = trials, seeds
         self._lines = {name: ["", "", "", ""] for name in contestants}
 
@@ -60,7 +62,7 @@ class Live:
     def trial(self, trial: Trial, best: Trial) -> None:
         """One more setting of a loss."""
         state = "given up" if trial.pruned else "diverged" if trial.outcomes[-1].diverged else f"{trial.value:.2%}"
-        done = f"{trial.number + 1}" + ("" if self._trials is None else f" of {self._trials}")
+        done = f"{trial.number + 1}" + ("" if self._trials is None else f" of {share(trial.loss, self._trials)}")
         self._lines[trial.loss][:3] = [done, state, f"{best.value:.2%} ({best.value - self._start:+.2%})"]
         self._show(f"{trial.loss}: setting {done}: {state}; best {best.value:.2%}, {trial.seconds:.1f} s")
 
@@ -100,18 +102,37 @@ def print_leaderboard(board: Leaderboard) -> None:
         table.add_row(row.name, *_cells(row.metrics), *cost, ("≈" if row.name in equal else "") + sign)
     print(
         f"{facts['data']}: {facts['test_images']:,} images of {facts['test_classes']:,} unseen classes\n"
-        f"{counted(facts['trials'], 'setting')} of each loss, {counted(facts['seeds'], 'run')} of the best; in per cent"
+        f"{effort(facts)}, {counted(facts['seeds'], 'run')} of the best; in per cent"
     )
     if short := shortened(facts):
         print(textwrap.fill(short, WIDTH))
     Console(file=sys.stdout, highlight=False).print(table)
     print(
-        "±  95 % interval of the mean over seeds\n"
-        "+  significantly better than both baselines    -  not\n"
-        "≈  not significantly different from the first (paired, over queries, Holm)"
+        "±  95 % interval over seeds only: where the next runs on these classes would be\n"
+        "+  better than the baselines    -  worse than one of them    ?  cannot be told\n"
+        "≈  cannot be told from the first"
     )
+    said = f"{board.against(board.rows[0].name)} {claim(board)}"
+    print(textwrap.fill(board.outdated or said, WIDTH))
     print(f"the winner, trained:   {board.run}")
     print(f"look at it:            {board.folder / 'report.html'}")
+
+
+def effort(facts: Mapping[str, Any]) -> str:
+    """How many settings were tried."""
+    counts = facts.get("settings", {}).values()
+    if len(set(counts)) < 2:
+        return f"{counted(facts['trials'], 'setting')} of each loss"
+    return f"{min(counts)} to {max(counts)} settings of a loss, by its hyper-parameters"
+
+
+def claim(board: Leaderboard) -> str:
+    """What a difference that is claimed holds for."""
+    facts = board.facts
+    return (
+        f"What is told holds for other classes than these {facts['test_classes']:,} and other runs than these "
+        f"{facts['seeds']}, at 5 % for all {len(board.pairs):,} pairs together."
+    )
 
 
 def _cells(metrics: Mapping[str, Mean]) -> list[str]:

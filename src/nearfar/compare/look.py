@@ -11,6 +11,7 @@ from torch import nn
 
 from nearfar.compare.ground import Ground
 from nearfar.data import SPLITS, Table
+from nearfar.data.columns import Files
 from nearfar.evaluation import retrieval_metrics
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
@@ -28,11 +29,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Look:
-    """By contestant and metric, values (seeds, queries); queries without a match are left out."""
+    """By contestant and metric, values (seeds, queries), without queries that have no match. `labels` are the classes
+    of the queries by name, `ids` their images: the files, or the rows where there are no files.
+    """
 
     values: Mapping[str, Mapping[str, Floats]]
-    images: int
-    classes: int
+    labels: NDArray[np.str_]
+    ids: NDArray[np.str_]
 
     @property
     def queries(self) -> int:
@@ -50,15 +53,19 @@ def look(
         done: called after each contestant.
     """
     values: dict[str, dict[str, Floats]] = {}
+    rows: NDArray[np.int64] = np.zeros(0, np.int64)
     for name, baseline in baselines(ground.config, seen).items():
         baseline.to(ground.device)
-        values[name] = _stacked([per_query(embed(baseline, test, ground.config), test)])
+        found, rows = per_query(embed(baseline, test, ground.config), test)
+        values[name] = _stacked([found])
         done(name)
     for name, own in runs.items():
         models = ((run.model(str(ground.device)), run.config) for run in own)
-        values[name] = _stacked([per_query(embed(model, test, config), test) for model, config in models])
+        values[name] = _stacked([per_query(embed(model, test, config), test)[0] for model, config in models])
         done(name)
-    return Look(values, len(test), test.num_classes)
+    paths = test.paths if isinstance(test.images, Files) else None
+    ids = [str(row) if paths is None else paths[row] for row in rows]
+    return Look(values, np.array([test.label_name(row) for row in rows]), np.array(ids))
 
 
 def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
@@ -80,9 +87,9 @@ def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
     return found
 
 
-def per_query(embeddings: NDArray[np.float32], table: Table) -> dict[str, Floats]:
-    """The metrics of every query that has a match: queries against the gallery where the table has them, else each row
-    against all others. Unreadable images and rows without a label are left out.
+def per_query(embeddings: NDArray[np.float32], table: Table) -> tuple[dict[str, Floats], NDArray[np.int64]]:
+    """The metrics of every query that has a match, and its row: queries against the gallery where the table has them,
+    else each row against all others. Unreadable images and rows without a label are left out.
     """
     there = ~np.isnan(embeddings).any(1)
     options: dict[str, Any] = {"metrics": METRICS, "per_query": True, "progress": False}
@@ -98,7 +105,7 @@ def per_query(embeddings: NDArray[np.float32], table: Table) -> dict[str, Floats
         raise ConfigError(f"{table.name} has no test image that could be read and has a label")
     found: dict[str, Floats] = retrieval_metrics(embeddings[query], labels, **options)["per_query"]
     used = ~np.isnan(found[METRICS[0]])
-    return {name: found[name][used] for name in METRICS}
+    return {name: found[name][used] for name in METRICS}, np.flatnonzero(query)[used]
 
 
 def _stacked(seeds: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:

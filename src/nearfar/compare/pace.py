@@ -9,6 +9,7 @@ from collections import deque
 
 from nearfar.compare.budget import FEWEST_LOSSES, FEWEST_SEEDS, PLANNED, Budget, Costs, Plan
 from nearfar.compare.journal import Journal
+from nearfar.compare.spaces import share
 
 REMEMBERED = 6  # parts, by which the pace is known
 FASTEST = 0.7  # of what was measured: a lucky moment is no reason to promise more
@@ -37,9 +38,10 @@ class Pace:
         return max(FASTEST, sum(part[1] for part in self._last) / expected) if expected > 0 else 1.0
 
     def another_round(self, number: int, losses: int) -> bool:
-        """Whether each of so many losses can have one more setting."""
+        """Whether so many losses can have one more round of settings."""
         plan = self._with(losses, self.plan.seeds)
-        ahead = losses * plan.folds * self.costs.fold + self._end(plan)
+        settings = sum(share(name, number + 1) - share(name, number) for name in plan.losses)
+        ahead = settings * plan.folds * self.costs.fold + self._end(plan)
         return self._fits(f"round {number}", ahead / PLANNED)  # what may be left out must not endanger the rest
 
     def another_loss(self, name: str, losses: int) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from nearfar.compare.budget import counted, shortened
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
-from nearfar.compare.live import HEADINGS, shown
+from nearfar.compare.live import HEADINGS, claim, effort, shown
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Found
 from nearfar.report import Page, style
@@ -30,32 +31,27 @@ def write_page(board: Leaderboard, found: Found, path: Path) -> None:
 def _leaderboard(page: Page, board: Leaderboard) -> None:
     facts = board.facts
     section = page.section("Leaderboard")
-    first = board.rows[0]
-    equals = board.equals(first.name)
     section.paragraph(
-        f"{board.winner} is the best of the losses: {board.verdict(board.winner)}. "
-        + (
-            f"From {first.name}, the first, these do not differ significantly: {', '.join(equals)}."
-            if equals
-            else f"{first.name}, the first, differs significantly from all others."
-        )
+        f"{board.winner} has the highest MAP@R of the losses; {board.verdict(board.winner)}. "
+        f"{board.against(board.winner)} {claim(board)}"
     )
     section.paragraph(
         f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that nothing was trained on or chosen "
         f"by, {facts['queries']:,} queries. Every loss had the same {'network' if facts['finetuned'] else 'features'} "
-        f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, "
-        f"{counted(facts['trials'], 'setting')} on {counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} "
-        f"training classes, and {counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
+        f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, {effort(facts)} on "
+        f"{counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} training classes, and "
+        f"{counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
     )
     section.figure(
         style.svg(forest(board)),
-        "MAP@R on the test classes. Bars: 95 % intervals over queries. Dashed: the better baseline.",
+        "MAP@R on the test classes. Bars: 95 % intervals over classes and seeds, of each by itself; who differs from "
+        "whom is told by differences, below. Dashed: the better baseline.",
         wide=True,
     )
     section.table(
         ["", *(HEADINGS[name] for name in METRICS), "validation", "ms a step", "peak MB", "against the baselines"],
         [_line(board, place) for place in range(len(board.rows))],
-        caption="In per cent; ±: 95 % interval of the mean over seeds.",
+        caption="In per cent; ±: 95 % interval over seeds only: where the next runs on these classes would be.",
         bold=[place for place, row in enumerate(board.rows) if row.name == board.winner],
     )
 
@@ -73,7 +69,7 @@ def _line(board: Leaderboard, place: int) -> list[Cell]:
 
 
 def forest(board: Leaderboard) -> Figure:
-    """Means with their intervals over queries, the best on top."""
+    """Means with their intervals over classes and seeds, the best on top."""
     rows = board.rows
     values = np.array([row.metrics[RANKED_BY].value for row in rows])
     errors = np.array([[m.value - m.low, m.high - m.value] for m in (row.metrics[RANKED_BY] for row in rows)]).T
@@ -94,9 +90,9 @@ def forest(board: Leaderboard) -> Figure:
 def _differences(page: Page, board: Leaderboard) -> None:
     section = page.section("Who differs from whom")
     section.paragraph(
-        "Differences of MAP@R, the row's contestant less the column's, in per cent. In parentheses: not significant at "
-        f"5 % for all {len(board.pairs):,} pairs together (sign-flip test over the queries, Holm's correction). "
-        "Queries of one class resemble each other: less is certain about other classes than about other images."
+        "Differences of MAP@R, the row's contestant less the column's, in per cent. In parentheses: which is better "
+        "cannot be told for other classes and other seeds (Student's errors of both, paired by query and seed; Holm's "
+        f"correction, 5 % for all {len(board.pairs):,} pairs together)."
     )
     names = [row.name for row in board.rows]
     section.table(
@@ -120,9 +116,10 @@ def _search(page: Page, board: Leaderboard, found: Found) -> None:
     section = page.section("What was tried")
     facts = board.facts
     section.paragraph(
-        f"{counted(facts['trials'], 'setting')} of each loss, its defaults first; one that was worse than the median "
-        "of those before it was given up early. The model as it starts has a MAP@R of "
-        f"{facts['start']:.2%} on the folds."
+        f"{counted(facts['trials'], 'setting')} of a loss with three hyper-parameters and in proportion of others, the "
+        "defaults first; one that was worse than the median of those before it was given up early. A fold is judged by "
+        "halves: each half of its classes at the look that is best for the other half. The model as it starts has a "
+        f"MAP@R of {facts['start']:.2%} on the folds."
     )
     section.figure(
         style.svg(progress(found, facts["start"])),
@@ -130,7 +127,7 @@ def _search(page: Page, board: Leaderboard, found: Found) -> None:
         wide=True,
     )
     section.table(
-        ["loss", "best setting", "MAP@R on the folds", "its defaults", "given up", "diverged", "seconds"],
+        ["loss", "best setting", "MAP@R on the folds", "its defaults", "settings", "given up", "diverged", "seconds"],
         [_tried(found, name) for name in found.trials],
     )
 
@@ -139,13 +136,18 @@ def _tried(found: Found, name: str) -> list[Cell]:
     trials, best = found.trials[name], found.best(name)
     return [
         name,
-        ", ".join(f"{key.removeprefix('loss.')} {value:g}" for key, value in best.setting.items()),
+        ", ".join(f"{key.removeprefix('loss.')} {_plain(value)}" for key, value in best.setting.items()),
         f"{best.value:.2%}",
         f"{trials[0].value:.2%}",
+        len(trials),
         sum(trial.pruned for trial in trials),
         sum(any(outcome.diverged for outcome in trial.outcomes) for trial in trials),
         round(sum(trial.seconds for trial in trials), 1),
     ]
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def progress(found: Found, start: float) -> Figure:

@@ -4,16 +4,15 @@ They are given no test row: a share of the training classes (`data.validation`) 
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from nearfar.compare.ground import Ground
 from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
-from nearfar.compare.search import Found
 from nearfar.compare.settings import Comparison
-from nearfar.compare.trial import configured
+from nearfar.compare.trial import Setting, configured
 from nearfar.data import Table
 from nearfar.training.config import TrainConfig
 from nearfar.training.runs import Run
@@ -32,8 +31,10 @@ def slug(name: str) -> str:
     return name.replace("/", "-")
 
 
-def _once(config: TrainConfig) -> TrainConfig:
-    """Validation classes are held out once, and what is trained is kept: the comparison is of trained models."""
+def held_out_once(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run: validation classes are held out once, and the trained model is kept, since trained
+    models are compared.
+    """
     share = VALIDATION if config.data.validation is None else config.data.validation
     data = replace(config.data, validation=share, folds=1)
     return replace(config, data=data, evaluation=replace(config.evaluation, keep="trained"))
@@ -42,7 +43,7 @@ def _once(config: TrainConfig) -> TrainConfig:
 def retrain(
     comparison: Comparison,
     ground: Ground,
-    found: Found,
+    settings: Mapping[str, Setting],
     seen: Table,
     folder: Path,
     done: Callable[[str, int, Run], None],
@@ -54,6 +55,7 @@ def retrain(
     All losses have their first run before one has its second, so that the time can end between two rounds.
 
     Args:
+        settings: the best of each loss.
         seen: no test row is in it.
         done: called after each run.
         pace: says when there is no time for more.
@@ -62,10 +64,10 @@ def retrain(
     for number in range(comparison.effort.seeds):
         if pace is not None and number and not pace.another_seed(number, len(runs)):
             break
-        for name in list(runs) if number else found.trials:
+        for name in list(runs) if number else settings:
             if pace is not None and number == 0 and not pace.another_run(name, len(runs) + 1):
                 break
-            best = _once(configured(ground.config, comparison.loss(name), found.best(name).setting))
+            best = held_out_once(configured(ground.config, comparison.loss(name), settings[name]))
             best = replace(best, seed=best.seed + number)
             run = Run(folder / RUNS / f"{slug(name)}-{best.seed}")
             _run(best, run, seen, journal, pace)

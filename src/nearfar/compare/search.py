@@ -1,7 +1,8 @@
-"""The search: for every loss equally many settings, each judged on folds of classes that it was not trained on.
+"""The search: settings of every loss, each judged on folds of classes that it was not trained on.
 
-Losses take turns, one setting each a round, so that at every moment all have had the same chances. Settings come from
-Optuna's TPE, the loss's defaults first; one that is worse than the median of those before it is given up after a fold.
+A loss has settings in proportion to the dimensions of its space, or those with many would be searched worse. Losses
+take turns, so that at every moment all have had the same chances. Settings come from Optuna's TPE, the loss's defaults
+first; one that is worse than the median of those before it is given up after a fold.
 What is drawn depends on the seed, the loss, and the results so far alone, so that a search which goes on after a kill
 draws the same again, and finds its results in the journal.
 """
@@ -16,10 +17,19 @@ from nearfar.compare.ground import Ground
 from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
 from nearfar.compare.settings import Comparison
-from nearfar.compare.spaces import FROZEN_RATE, PRETRAINED_RATE, RANDOM_RATE, Range, space_of
+from nearfar.compare.spaces import (
+    FROZEN_RATE,
+    PRETRAINED_RATE,
+    RANDOM_RATE,
+    Dimension,
+    Range,
+    forms,
+    share,
+    space_of,
+)
 from nearfar.compare.trial import Outcome, Setting, run_fold
 from nearfar.errors import MissingPackageError
-from nearfar.training.config import TrainConfig
+from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.defaults import is_pretrained
 from nearfar.training.options import ConfigError
 
@@ -50,9 +60,10 @@ class Trial:
 
 @dataclass
 class Found:
-    """All trials, by loss; equally many of each."""
+    """All trials, by loss; `rounds` is how many settings a loss with three dimensions has."""
 
     trials: dict[str, list[Trial]] = field(default_factory=dict)
+    rounds: int = 0
 
     def best(self, loss: str) -> Trial:
         """The best setting of a loss, of those that were judged on all folds; of equals, the first."""
@@ -76,8 +87,8 @@ def search(
     """Try settings of all losses.
 
     Args:
-        pace: says when there is no time for more. Then all losses have equally many settings all the same: rounds are
-            done whole, and a loss for which the first leaves no time is left out.
+        pace: says when there is no time for more. Then all losses have their share of settings all the same: rounds
+            are done whole, and a loss for which the first leaves no time is left out.
     """
     optuna = _optuna()
     studies = {name: optuna.create_study(direction="maximize") for name in comparison.contestants}
@@ -88,9 +99,11 @@ def search(
         for name in list(found.trials) if number else comparison.contestants:
             if pace is not None and number == 0 and not pace.another_loss(name, len(found.trials) + 1):
                 break
-            trial = _try(comparison, ground, journal, name, studies[name], number, pace)
-            found.trials.setdefault(name, []).append(trial)
-            watcher.trial(trial, found.best(name))
+            own = found.trials.setdefault(name, [])
+            while len(own) < share(name, number + 1):
+                own.append(_try(comparison, ground, journal, name, studies[name], len(own), pace))
+                watcher.trial(own[-1], found.best(name))
+        found.rounds = number + 1
     return found
 
 
@@ -99,10 +112,18 @@ def fold_key(name: str, number: int, fold: int) -> str:
     return f"{name} {number} {fold}"
 
 
-def default_setting(comparison: Comparison, ground: Ground, name: str) -> dict[str, float]:
-    """What is tried first of a loss."""
-    space = space_of(comparison.loss(name), rate_range(ground.config))
-    return {key: _rounded(each.middle, each) for key, each in space.items()}
+def defaults(ground: Ground, name: str) -> list[dict[str, Any]]:
+    """What is tried first of a loss: the defaults of each of its forms."""
+    found = []
+    for loss in forms(name):
+        space = space_of(loss, rate_range(ground.config))
+        level = {"level": _level(loss)} if len(forms(name)) > 1 else {}
+        found.append(level | {key: _rounded(each.first, each) for key, each in space.items()})
+    return found
+
+
+def _level(loss: LossConfig) -> str:
+    return "class" if loss.class_level else "pair"
 
 
 def _try(
@@ -110,16 +131,14 @@ def _try(
 ) -> Trial:
     """The next setting of a loss."""
     optuna = _optuna()
-    space = space_of(comparison.loss(name), rate_range(ground.config))
     seed = _seed(ground.config.seed, name, number)
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
     study.pruner = optuna.pruners.MedianPruner(n_startup_trials=PRUNED_FROM)
     if number == 0:
-        study.enqueue_trial({key: each.middle for key, each in space.items()})
-    asked = study.ask(
-        {key: optuna.distributions.FloatDistribution(r.low, r.high, log=r.log) for key, r in space.items()}
-    )
-    setting = {key: _rounded(value, space[key]) for key, value in asked.params.items()}
+        for first in defaults(ground, name):
+            study.enqueue_trial(first)
+    asked = study.ask()
+    setting = _drawn(asked, name, rate_range(ground.config))
     outcomes: list[Outcome] = []
     gained = 0.0
     for index, fold in enumerate(ground.folds):
@@ -147,6 +166,19 @@ def _try(
     return Trial(name, number, setting, tuple(outcomes), pruned=False)
 
 
+def _drawn(asked: Any, name: str, rate: Range) -> dict[str, Any]:
+    """The next setting: the form first, and then what is searched for it."""
+    own = {_level(loss): loss for loss in forms(name)}
+    setting = {"level": asked.suggest_categorical("level", list(own))} if len(own) > 1 else {}
+    loss = own[setting["level"]] if setting else next(iter(own.values()))
+    for key, each in space_of(loss, rate).items():
+        if isinstance(each, Range):
+            setting[key] = _rounded(asked.suggest_float(key, each.low, each.high, log=each.log), each)
+        else:
+            setting[key] = asked.suggest_categorical(key, list(each.values))
+    return setting
+
+
 def rate_range(config: TrainConfig) -> Range:
     """Where learning rates are searched."""
     if config.model.freeze:
@@ -157,11 +189,13 @@ def rate_range(config: TrainConfig) -> Range:
 
 def _outcome(entry: Mapping[str, Any]) -> Outcome:
     values = {name: entry[name] for name in Outcome.__dataclass_fields__}
-    return Outcome(**values | {"looks": tuple(values["looks"])})
+    return Outcome(**values | {"looks": tuple((first, second) for first, second in values["looks"])})
 
 
-def _rounded(value: float, within: Range) -> float:
+def _rounded(value: Any, within: Dimension) -> Any:
     """To three digits, so that a configuration can be read; never out of the range."""
+    if not isinstance(within, Range):
+        return value
     return min(max(float(f"{value:.3g}"), within.low), within.high)
 
 

@@ -15,7 +15,7 @@ from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import ConfigError, from_dict, to_dict
 
 FILE = "compare.yaml"
-TRIALS, SEEDS, FOLDS = 10, 3, 4
+TRIALS, SEEDS, FOLDS = 10, 5, 4
 
 
 @dataclass(frozen=True)

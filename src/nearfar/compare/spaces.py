@@ -1,18 +1,20 @@
 """Which hyper-parameters of which loss are searched, and where.
 
-The first setting that is tried of every loss is its default, which is mostly its paper's. A loss that is not in the
-table is searched over its learning rates alone.
+The first setting that is tried of every loss is its default, which is mostly its paper's; of a loss that can compare
+with samples and with classes, the defaults of both. A loss that is not in the table is searched over its learning rates
+only.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.training.config import LossConfig
 from nearfar.training.options import ConfigError, loss_info
 
-CLASS_FORM = "/class"  # of losses that come in both forms
+CLASS_FORM, PAIR_FORM = "/class", "/pair"  # of losses that come in both forms
+USUAL = 3  # dimensions of a space: a loss with more of them is given more settings
 # The most promising first, and one of each kind before its relatives: a budget leaves out from the end.
 LOSSES = (
     "CircleLoss",
@@ -23,8 +25,8 @@ LOSSES = (
     "ArcFaceLoss",
     "SoftTripleLoss",
     "ProxyNCALoss",
-    "CircleLoss/class",
     "NormFaceLoss",
+    "SmoothAPLoss",
     "TripletMarginLoss",
     "ContrastiveLoss",
 )
@@ -44,17 +46,31 @@ class Range:
             raise ValueError(f"{self} is no range")
 
     @property
-    def middle(self) -> float:
+    def first(self) -> float:
         """Where the search starts."""
         if self.start is not None:
             return self.start
         return math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
 
 
+@dataclass(frozen=True)
+class Choice:
+    """One of several values; the first is tried first."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def first(self) -> Any:
+        """Where the search starts."""
+        return self.values[0]
+
+
+Dimension = Range | Choice
+
 # The embedding is normalised, so the loss's arguments are in units of cosines, distances on the sphere, or radians.
 SCALE = Range(8, 128, log=True)
 TEMPERATURE = Range(0.01, 0.5, log=True)
-SPACES: Mapping[str, Mapping[str, Range]] = {
+SPACES: Mapping[str, Mapping[str, Dimension]] = {
     "AMSoftmaxLoss": {"margin": Range(0, 0.5), "scale": SCALE},
     "AdaFaceLoss": {"margin": Range(0, 0.6), "scale": SCALE},
     "AngularLoss": {"alpha": Range(math.radians(30), math.radians(55))},
@@ -66,11 +82,16 @@ SPACES: Mapping[str, Mapping[str, Range]] = {
     "GeneralizedLiftedStructureLoss": {"neg_margin": Range(0.5, 2), "pos_margin": Range(0, 0.6)},
     "InstanceLoss": {"gamma": SCALE},
     "LiftedStructureLoss": {"neg_margin": Range(0.5, 2), "pos_margin": Range(0, 0.6)},
-    "MarginLoss": {"margin": Range(0.05, 0.5), "beta": Range(0.6, 1.4)},
+    "MarginLoss": {
+        "margin": Range(0.05, 0.5),
+        "beta": Range(0.6, 1.4),
+        "sampling": Choice(("all", "distance_weighted")),
+    },
     "MultiSimilarityLoss": {
         "alpha": Range(0.5, 16, log=True),
         "beta": Range(10, 100, log=True),
         "base": Range(0, 1),
+        "epsilon": Choice((0.1, None)),
     },
     "NCALoss": {"softmax_scale": Range(1, 64, log=True)},
     "NTXentLoss": {"temperature": TEMPERATURE},
@@ -87,10 +108,16 @@ SPACES: Mapping[str, Mapping[str, Range]] = {
     },
     "SubCenterArcFaceLoss": {"margin": Range(0, 0.7), "scale": SCALE},
     "SupConLoss": {"temperature": TEMPERATURE},
-    "TripletMarginLoss": {"margin": Range(0.02, 0.8)},
+    "TripletMarginLoss": {
+        "margin": Range(0.02, 0.8),
+        "mining": Choice(("batch_hard", "easy_positive", "semihard", "all")),
+    },
     "TupletMarginLoss": {"margin": Range(0, 0.3), "scale": SCALE},
     "UnifiedLoss": {"m": Range(0, 0.6), "gamma": Range(16, 512, log=True)},
 }
+
+# Where the class-level form starts at other settings than the pair-level one: Sun et al. (2020), re-identification.
+CLASS_STARTS: Mapping[str, Mapping[str, float]] = {"CircleLoss": {"m": 0.25, "gamma": 128.0}}
 
 # Of the head on cached features: as it starts at principal components it is good already, and a fast one overfits.
 FROZEN_RATE = Range(3e-6, 3e-3, log=True, start=1e-4)
@@ -100,23 +127,38 @@ PROXY_RATE = Range(1, 1000, log=True, start=100)  # of class vectors and proxies
 
 
 def read_contestant(word: str) -> LossConfig:
-    """The loss of a name such as CircleLoss, or CircleLoss/class for the class-level form.
+    """The loss of a name such as CircleLoss, or CircleLoss/class for its class-level form.
 
     >>> read_contestant("CircleLoss/class").class_level
     True
     """
     name, slash, form = word.partition("/")
     info = loss_info(name)
-    if slash and f"/{form}" != CLASS_FORM:
-        raise ConfigError(f"{word}: losses have no form {form}; {name}{CLASS_FORM} compares with class weights")
+    if slash and f"/{form}" not in (CLASS_FORM, PAIR_FORM):
+        raise ConfigError(
+            f"{word}: losses have no form {form}; {name}{CLASS_FORM} compares with class weights, {name}{PAIR_FORM} "
+            "with samples"
+        )
     if slash and info.level != "pair or class":
-        raise ConfigError(f"{word}: {name} has one form alone, write {name}")
+        raise ConfigError(f"{word}: {name} has only one form, write {name}")
     if info.level == "towers":
         raise ConfigError(
             f"{name} compares two views of the same samples, without labels: it cannot be compared on labelled images; "
             "SupConLoss and NTXentLoss are its relatives with labels"
         )
-    return LossConfig(name, class_level=bool(slash))
+    return LossConfig(name, class_level=f"/{form}" == CLASS_FORM)
+
+
+def forms(word: str) -> tuple[LossConfig, ...]:
+    """What a contestant may be: two forms, where its name leaves open which, else one.
+
+    >>> [loss.class_level for loss in forms("CircleLoss")]
+    [False, True]
+    """
+    loss = read_contestant(word)
+    if word != loss.name or loss_info(loss.name).level != "pair or class":
+        return (loss,)
+    return loss, replace(loss, class_level=True)
 
 
 def has_proxies(loss: LossConfig) -> bool:
@@ -124,12 +166,34 @@ def has_proxies(loss: LossConfig) -> bool:
     return loss.class_level or loss_info(loss.name).level in ("class", "proxy")
 
 
-def space_of(loss: LossConfig, rate: Range) -> dict[str, Range]:
-    """Everything that is searched for a loss: its rates, "lr" and "proxies", and its arguments "loss.NAME"."""
-    defaults: Mapping[str, Any] = loss_info(loss.name).arguments
-    space = {"lr": rate}
+def space_of(loss: LossConfig, rate: Range) -> dict[str, Dimension]:
+    """Everything that is searched for one form of a loss: its rates, "lr" and "proxies", and arguments "loss.NAME"."""
+    starts: dict[str, Any] = dict(loss_info(loss.name).arguments)
+    if loss.class_level:
+        starts |= CLASS_STARTS.get(loss.name, {})
+    space: dict[str, Dimension] = {"lr": rate}
     if has_proxies(loss):
         space["proxies"] = PROXY_RATE
     for name, own in SPACES.get(loss.name, {}).items():
-        space[f"loss.{name}"] = Range(own.low, own.high, own.log, start=float(defaults[name]))
+        space[f"loss.{name}"] = replace(own, start=float(starts[name])) if isinstance(own, Range) else own
     return space
+
+
+def dimensions(word: str) -> int:
+    """How many things are searched for a contestant, its form included.
+
+    >>> dimensions("SupConLoss"), dimensions("CircleLoss"), dimensions("CircleLoss/pair")
+    (2, 5, 3)
+    """
+    own = forms(word)
+    return max(len(space_of(loss, FROZEN_RATE)) for loss in own) + (len(own) > 1)
+
+
+def share(word: str, trials: int) -> int:
+    """How many settings a contestant gets where one with three dimensions gets `trials`: in proportion to its
+    dimensions. One is its defaults.
+
+    >>> share("CircleLoss/pair", 10), share("SupConLoss", 10), share("CircleLoss", 10), share("CircleLoss", 1)
+    (10, 7, 17, 1)
+    """
+    return max(1, round(trials * dimensions(word) / USUAL)) if trials > 1 else 1

@@ -1,29 +1,33 @@
-"""How far means can be trusted, and which differences are none.
+"""How far means can be trusted, and which differences are more than chance.
 
-Two things are uncertain. Which seed: another run of the same setting ends elsewhere; the interval over seeds is
-Student's. Which queries: other test images would have given another mean; the interval and the tests are those of
-`nearfar.evaluation.bootstrap`, of each query's mean over the seeds, the same queries for all. Many pairs are tested at
-once, so that some would differ "significantly" by chance: Holm's correction holds the probability of any such mistake.
+Two things are drawn by chance: which classes are tested, and which seeds the runs have. Intervals and tests are those
+of `nearfar.evaluation.class_means`, for both: what is claimed holds for other classes of the same kind and for other
+runs of the same settings. Contestants are compared run by run, on the same queries. Many pairs are tested at once, so
+that some would differ by chance: Holm's correction bounds the probability of any such mistake.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.evaluation.bootstrap import CONFIDENCE, RESAMPLES, compare, intervals
+from nearfar.evaluation.class_means import CONFIDENCE, MOST_CLASSES, MOST_RUNS, ClassMean, class_mean
+from nearfar.evaluation.student import quantile
 
 Floats = NDArray[np.float64]
+Verdict = Literal["better", "worse", "cannot be told"]
 LEVEL = 1 - CONFIDENCE
+NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would tell"
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds and queries, with `seeds`: half the width of its interval over seeds (NaN of a single one), and
-    `low`, `high`: its interval over queries.
+    """A mean over runs and queries, with `seeds`: half the width of its interval over seeds only (NaN of a single one),
+    and `low`, `high`: its interval over classes and seeds.
     """
 
     value: float
@@ -34,7 +38,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Pair:
-    """The difference second − first of two contestants; `p_holm` is corrected for all pairs."""
+    """The difference second − first of two contestants; `p_holm` is corrected for all pairs.
+
+    `seeds`, `classes`: how many of either, the other staying as it is, would tell which is better, if the difference
+    and its spread stay what they are; None where it is told already, or no sensible number would.
+    """
 
     first: str
     second: str
@@ -43,17 +51,37 @@ class Pair:
     high: float
     p: float
     p_holm: float
+    seeds: int | None = None
+    classes: int | None = None
 
     @property
     def significant(self) -> bool:
-        """Whether they differ, at 5 % for all pairs together."""
+        """Whether it can be told which is better, at 5 % for all pairs together."""
         return self.p_holm < LEVEL
 
+    def verdict(self, name: str) -> Verdict:
+        """How the contestant of that name stands to the other."""
+        if not self.significant:
+            return "cannot be told"
+        return "better" if (self.difference > 0) == (name == self.second) else "worse"
 
-def summary(per_query: Floats, seed: int = 0) -> Mean:
-    """Of values (seeds, queries) without NaN."""
-    low, high = intervals(per_query.mean(0)[:, None], seed=seed)[0]
-    return Mean(float(per_query.mean()), half_width(per_query.mean(1)), float(low), float(high))
+    @property
+    def needed(self) -> str:
+        """What would tell, in words; nothing where it can be told.
+
+        >>> Pair("a", "b", 0.01, -0.01, 0.03, 0.2, 0.4, seeds=7, classes=250).needed
+        '7 seeds or 250 classes would tell'
+        """
+        if self.significant:
+            return ""
+        parts = [f"{count:,} {what}" for count, what in ((self.seeds, "seeds"), (self.classes, "classes")) if count]
+        return f"{' or '.join(parts)} would tell" if parts else NOTHING_WOULD
+
+
+def summary(values: Floats, labels: NDArray[Any]) -> Mean:
+    """Of values (seeds, queries) without NaN, and the queries' classes."""
+    low, high = class_mean(values, labels).interval(limits=(0.0, 1.0))
+    return Mean(float(values.mean()), half_width(values.mean(1)), low, high)
 
 
 def half_width(values: Sequence[float] | Floats, confidence: float = CONFIDENCE) -> float:
@@ -62,31 +90,37 @@ def half_width(values: Sequence[float] | Floats, confidence: float = CONFIDENCE)
     >>> round(half_width([1.0, 2.0, 3.0]), 4)
     2.4841
     """
-    from scipy.stats import t
-
     count = len(values)
     if count < 2:
         return math.nan
     spread = float(np.std(np.asarray(values, np.float64), ddof=1))
-    return float(t.ppf((1 + confidence) / 2, count - 1)) * spread / math.sqrt(count)
+    return quantile((1 + confidence) / 2, count - 1) * spread / math.sqrt(count)
 
 
-def all_pairs(per_query: Mapping[str, Floats], seed: int = 0) -> list[Pair]:
-    """Every pair of contestants, by values (queries,) of the same queries without NaN."""
-    names = list(itertools.combinations(per_query, 2))
-    if not names:
-        return []
-    sides = [{f"{a}\n{b}": per_query[pair[side]] for pair in names for a, b in [pair]} for side in (0, 1)]
-    # The smallest p-value is 1/(resamples + 1), and Holm's correction multiplies it by the number of pairs.
-    resamples = max(RESAMPLES, 100 * len(names))
-    found = compare({"per_query": sides[0]}, {"per_query": sides[1]}, resamples=resamples, seed=seed)
-    tested = [
-        Pair(a, b, each.difference, each.ci[0], each.ci[1], each.p_value, math.nan)
-        for a, b in names
-        for each in [found[f"{a}\n{b}"]]
-    ]
-    corrected = holm([pair.p for pair in tested])
-    return [replace(pair, p_holm=p) for pair, p in zip(tested, corrected, strict=True)]
+def all_pairs(values: Mapping[str, Floats], labels: NDArray[Any], untrained: Collection[str] = ()) -> list[Pair]:
+    """Every pair of contestants, by values (seeds, queries) of the same queries without NaN.
+
+    Args:
+        labels: the queries' classes.
+        untrained: contestants that no seed changes; they have one row. Of another with one row nobody knows what the
+            next run would be, and nothing can be told.
+    """
+    names = list(itertools.combinations(values, 2))
+    means = {(a, b): class_mean(values[b] - values[a], labels) for a, b in names}
+    known = {name for name in values if name in untrained or len(values[name]) > 1}
+    p_values = [means[pair].p_value if known.issuperset(pair) else 1.0 for pair in names]
+    pairs = []
+    for (a, b), p, corrected in zip(names, p_values, holm(p_values), strict=True):
+        mean = means[a, b]
+        low, high = mean.interval(limits=(-1.0, 1.0))
+        pair = Pair(a, b, mean.value, low, high, p, corrected)
+        pairs.append(pair if pair.significant else _with_needed(pair, mean, LEVEL / len(names)))
+    return pairs
+
+
+def _with_needed(pair: Pair, mean: ClassMean, level: float) -> Pair:
+    seeds, classes = mean.needed(level)
+    return replace(pair, seeds=seeds, classes=classes if pair.p < 1 else None)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

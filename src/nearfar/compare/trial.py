@@ -5,10 +5,12 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
@@ -23,9 +25,10 @@ from nearfar.training.fit import StoppedError, make_trainer, without_chatter
 from nearfar.training.learner import Learner, Step, make_optimisation
 from nearfar.training.recorder import stopped_by_signals
 from nearfar.training.runs import RunError
-from nearfar.training.start import start_classes
+from nearfar.training.start import draw_classes, start_classes
 
-Setting = Mapping[str, float]  # "lr", "proxies", "loss.NAME": values
+Setting = Mapping[str, Any]  # "lr", "proxies", "level", "loss.NAME": values
+Halves = tuple[float, float]  # the metric of either half of the validation classes
 After = Callable[[Learner, Step, float], None]
 
 
@@ -33,11 +36,12 @@ After = Callable[[Learner, Step, float], None]
 class Outcome:
     """What a setting came to on a fold.
 
-    `value` is the metric at the best of the looks that were taken at the validation classes; of one that diverged, 0.
+    `looks` are the metric of either half of the validation classes, after every epoch or so; `value` is what each half
+    has at the look that the other one would choose, on the mean of both; of a training that diverged, 0.
     """
 
     value: float
-    looks: tuple[float, ...]
+    looks: tuple[Halves, ...]
     steps: int
     seconds: float
     step_seconds: float  # median: forward, backward, optimiser
@@ -45,29 +49,41 @@ class Outcome:
     diverged: bool
 
 
+def judged(looks: Sequence[Halves]) -> float:
+    """What each half of the classes has where the other half is best, on the mean: no half judges what it has chosen.
+
+    >>> judged([(0.5, 0.1), (0.4, 0.3)])
+    0.25
+    """
+    first, second = zip(*looks, strict=True)
+    return float(first[int(np.argmax(second))] + second[int(np.argmax(first))]) / 2
+
+
 def configured(shared: TrainConfig, loss: LossConfig, setting: Setting) -> TrainConfig:
-    """The shared configuration with a loss, its arguments and its rates."""
+    """The shared configuration with a loss, its form, its arguments and its rates."""
     own = {name.removeprefix("loss."): value for name, value in setting.items() if name.startswith("loss.")}
     optimiser = shared.optimiser
     optimiser = replace(optimiser, lr=setting["lr"], proxies=setting.get("proxies", optimiser.proxies))
-    return replace(shared, loss=(replace(loss, arguments={**loss.arguments, **own}),), optimiser=optimiser)
+    level = loss.class_level if "level" not in setting else setting["level"] == "class"
+    loss = replace(loss, arguments={**loss.arguments, **own}, class_level=level)
+    return replace(shared, loss=(loss,), optimiser=optimiser)
 
 
 class _Watch:
     """Looks at the validation classes as `nearfar train` does, and at the clock (`Observer`)."""
 
-    def __init__(self, look: Callable[[], float], stream: Stream, after: After | None):
+    def __init__(self, look: Callable[[], Halves], stream: Stream, after: After | None):
         self._look, self._stream, self._after = look, stream, after
         self._epoch: int | None = None
         self._began = 0.0
         self.step_seconds: list[float] = []
-        self.looks: list[float] = []
+        self.looks: list[Halves] = []
         self.stopping = False
 
     def before_step(self, learner: Learner) -> None:
         if self._stream.epoch != self._epoch:
             self._epoch = self._stream.epoch
-            learner.embedder.start_epoch(self._epoch)
+            learner.start_epoch(self._epoch)
         self._began = time.perf_counter()
 
     def after_step(self, learner: Learner, step: Step) -> None:
@@ -82,10 +98,10 @@ class _Watch:
         last = learner.done == learner.total_steps
         if last or (state["position"] == 0 and state["epoch"] % learner.config.evaluation.every == 0):
             with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
-                value = self._look()
-            if math.isnan(value):
+                halves = self._look()
+            if math.isnan(sum(halves)):
                 raise learner.not_finite("the embeddings are not numbers", learner.done)
-            self.looks.append(value)
+            self.looks.append(halves)
 
 
 def run_fold(
@@ -94,7 +110,7 @@ def run_fold(
     loss: LossConfig,
     setting: Setting,
     *,
-    look: Callable[[], float] | None = None,
+    look: Callable[[], Halves] | None = None,
     extra: nn.Module | None = None,
     after: After | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -102,7 +118,7 @@ def run_fold(
     """Train a setting on a fold, by the very steps of `nearfar train`, and keep nothing but what it came to.
 
     Args:
-        look: at the model while it is trained and in the end; by default, the metric of the validation classes.
+        look: at the model while it is trained and in the end; by default, `Ground.halves`.
         extra: what is added to the loss, such as a penalty.
         after: is told of every step once the weights have moved, with the seconds that it took.
         clock: by which the whole is timed.
@@ -112,6 +128,7 @@ def run_fold(
     embedder = ground.begin(fold)
     torch.manual_seed(config.seed)
     built = build_loss(config.loss, fold.train.num_classes, embedder.dimension).to(ground.device)
+    draw_classes(built, config)
     if fold.class_start is not None:
         start_classes(built, *fold.class_start)
     if extra is not None:
@@ -123,7 +140,7 @@ def run_fold(
     steps = steps if config.max_steps is None else min(steps, config.max_steps)
     check_parameters(built, make_optimisation(config, embedder, built, steps)[0])
     stream = Stream(loader, steps)
-    watch = _Watch(look or functools.partial(ground.validate, fold), stream, after)
+    watch = _Watch(look or functools.partial(ground.halves, fold), stream, after)
     diverged = False
     memory = _PeakMemory(ground.device)
     trainer = make_trainer(config, steps)
@@ -142,7 +159,7 @@ def run_fold(
     # Lightning's objects refer to each other and are freed late: this spares the memory of dozens of trainings.
     learner.optimiser.state.clear()
     return Outcome(
-        value=0.0 if diverged else max(watch.looks),
+        value=0.0 if diverged else judged(watch.looks),
         looks=tuple(watch.looks),
         steps=learner.done,
         seconds=clock() - began,

@@ -17,7 +17,7 @@ from nearfar.data.tables import Table
 from nearfar.data.transforms import TrainTransform
 from nearfar.errors import InputError, NearfarError
 from nearfar.imaging import BrokenImageError, EvalTransform, Source, TooManyBrokenImagesError
-from nearfar.imaging.foreign import transformed
+from nearfar.imaging.callables import transformed
 from nearfar.imaging.sources import describe
 
 AnyTransform = EvalTransform | TrainTransform | Callable[[Image.Image], Any]
@@ -146,7 +146,7 @@ class Loader:
     Args:
         table: rows with images.
         transform: `EvalTransform`, `TrainTransform`, or any callable of a Pillow image (torchvision, albumentations,
-            kornia: see `nearfar.imaging.foreign`).
+            kornia: see `nearfar.imaging.callables`).
         sampler: which rows make a batch; a number takes all rows in order, so many at a time.
         workers: processes that decode; 0 decodes in this one.
         max_broken: the fraction of the table's images that may be broken before that is an error.

@@ -20,8 +20,9 @@ class DifferentCountsWarning(UserWarning):
     """A copy of a well-known data set does not have the official number of images or classes."""
 
 
-def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Table:  # noqa: A001
-    """The data set at a path, whatever its layout; or, by the name "glyphs", the embedded one.
+def open(path: str | PathLike[str] | None = None, layout: str | None = None) -> Table:  # noqa: A001
+    """The data set at a path, whatever its layout. Without a path it is the embedded one, and so it is by the name
+    "glyphs", unless there is a file or folder of that name.
 
     Recognised are CUB-200-2011, Cars196, Stanford Online Products, In-Shop, Market-1501, MSMT17, LFW, YTF, CFP, AgeDB,
     lists of pairs, IJB-B and IJB-C, MegaFace, insightface's .rec and .bin, Hugging Face data sets, Parquet, CSV, numpy
@@ -34,9 +35,9 @@ def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Tab
 
     Counts that differ from the official ones are a warning, and a note of the table.
     """
-    root = Path(path).expanduser()
-    if str(path) == EMBEDDED and not root.exists():
+    if path is None or path_of(path) == EMBEDDED:
         return glyphs()
+    root = Path(path).expanduser()
     if not root.exists():
         raise MissingFileError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r}, the embedded one")
     root = root.absolute()
@@ -48,6 +49,18 @@ def open(path: str | PathLike[str] = EMBEDDED, layout: str | None = None) -> Tab
     for difference in found:
         warnings.warn(f"{root}: {difference}", DifferentCountsWarning, stacklevel=2)
     return dataclasses.replace(table, notes=(*table.notes, *found))
+
+
+def path_of(path: str | PathLike[str]) -> str:
+    """How a configuration names the data that someone asks for: there, "glyphs" is the embedded data set and nothing
+    else, so that a folder of that name is told by its whole path.
+    """
+    return str(Path(EMBEDDED).absolute()) if str(path) == EMBEDDED and Path(EMBEDDED).exists() else str(path)
+
+
+def reopen(path: str, layout: str | None = None) -> Table:
+    """The data that a configuration or the id of an image names (`path_of`), in any folder."""
+    return open(None if path == EMBEDDED else path, layout)
 
 
 def _recognised(root: Path) -> tuple[Layout, Path]:

@@ -28,7 +28,7 @@ from nearfar.errors import InputError
 from nearfar.foundation.folders import cache_folder
 from nearfar.imaging import BrokenImageError, Source, TooManyBrokenImagesError
 from nearfar.imaging.decoding import decode, open_image
-from nearfar.imaging.sources import Span, encoded, identity
+from nearfar.imaging.sources import Span, identity, read_encoded
 
 SMALL = 1 / 8  # of a JPEG's sides: all of the file is read, and little of it computed
 AT_A_TIME = 256  # pictures between two reports of progress
@@ -136,7 +136,7 @@ def _look(source: Source) -> tuple[str, str]:
     if isinstance(source, np.ndarray):
         return _digest(f"{source.shape} {source.dtype}".encode() + np.ascontiguousarray(source).tobytes()), ""
     try:
-        data = source.read() if isinstance(source, Span) else encoded(source)
+        data = source.read() if isinstance(source, Span) else read_encoded(source)
     except FileNotFoundError:
         return "", "no such file"
     except OSError as error:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.imaging.decoding import broken_if_it_fails
-from nearfar.imaging.evaluation import EvalTransform, from_plain, tuples_for_lists
+from nearfar.imaging.decoding import broken_image_errors
+from nearfar.imaging.eval_transform import EvalTransform, lists_to_tuples, transform_from_settings
 from nearfar.imaging.pixels import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -26,7 +26,7 @@ from nearfar.imaging.pixels import (
     in_channels,
     normalised,
 )
-from nearfar.imaging.sources import BrokenImageError, ImageLike, Source, content, describe, encoded
+from nearfar.imaging.sources import BrokenImageError, ImageLike, Source, content, describe, read_encoded
 
 Range = tuple[float, float]
 _GREY = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # luma weights of ITU-R BT.601, as in Pillow
@@ -66,7 +66,7 @@ class TrainTransform:
     channels: Channels = "RGB"
 
     def __post_init__(self) -> None:
-        tuples_for_lists(self)
+        lists_to_tuples(self)
         check_output(self.size, self.mean, self.std, self.interpolation, self.channels)
         if self.scale is not None and not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise InputError(f"scale={self.scale} must be two fractions of the area, the smaller first")
@@ -153,8 +153,8 @@ class SeededView:
     seed: int = 0
 
     def __call__(self, image: Source) -> Tensor:
-        with broken_if_it_fails(image):
-            source = image if isinstance(image, np.ndarray) else encoded(image)  # read once, to be told and decoded
+        with broken_image_errors(image):
+            source = image if isinstance(image, np.ndarray) else read_encoded(image)  # read once for two uses
         rng = np.random.default_rng([self.seed, self.view, *content(source).encode()])
         try:
             return self.transform(source, rng)
@@ -175,7 +175,7 @@ def transform_from_dict(values: Mapping[str, Any]) -> Transform:
     if kind == "eval":
         return EvalTransform.from_dict(values)
     if kind == "train":
-        return from_plain(TrainTransform, "train", values)
+        return transform_from_settings(TrainTransform, "train", values)
     raise InputError(f"transform must be one of eval, train, not {kind!r}")
 
 

@@ -8,7 +8,8 @@ embeddings, labels ──► inputs.py ──► protocols.py        who queries
                                      metrics.py          functions of the ranks: recall@k, map@r, ndcg@k, …
                                          │
                                      retrieval.py        retrieval_metrics, rank_metrics
-                                     bootstrap.py        intervals, comparison of two models
+                                     class_means.py      intervals and comparisons that hold for other classes and
+                                     student.py          runs
 
 distributed.py                   the same by several processes, each with its queries or its part of the gallery
 hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
@@ -31,7 +32,6 @@ diagnostics.py, spectrum.py      how an embedding lies in its space
 1.0
 """
 
-from nearfar.evaluation.bootstrap import Difference, compare
 from nearfar.evaluation.calibration import Threshold, calibrate
 from nearfar.evaluation.class_calibration import (
     Calibration,
@@ -40,6 +40,7 @@ from nearfar.evaluation.class_calibration import (
     calibrate_on_classes,
     measured_at,
 )
+from nearfar.evaluation.class_means import Difference, compare
 from nearfar.evaluation.clustering import clustering_metrics
 from nearfar.evaluation.diagnostics import Diagnosis, diagnose
 from nearfar.evaluation.distributed import distributed_retrieval_metrics

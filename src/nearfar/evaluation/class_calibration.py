@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from nearfar.errors import InputError
-from nearfar.evaluation.bootstrap import check
 from nearfar.evaluation.calibration import calibrate
 from nearfar.evaluation.class_intervals import Interval, Rates, rates
+from nearfar.evaluation.class_means import check_confidence
 from nearfar.evaluation.class_pairs import ClassPairs, class_pairs
 
 # With fewer, most draws of classes lead to an interval that says nothing, and the others are the lucky ones, whose
@@ -175,7 +175,7 @@ def _check(precision: float | None, far: float | None, share: float, confidence:
     for name, value in (("precision", precision), ("far", far), ("share", share)):
         if value is not None and not 0 < value < 1:
             raise InputError(f"{name} must be between 0 and 1, not {value}")
-    check(1, confidence)
+    check_confidence(confidence)
     if unseen is not None and unseen < 2:
         raise InputError(f"unseen is a number of classes that are compared, at least 2, not {unseen}")
     if precision is not None and precision <= share:

@@ -19,7 +19,7 @@ logistic(log(p/(1-p)) + q).
 
 References: Efron and Stein, The jackknife estimate of variance, Annals of Statistics 9 (1981); Griffing, Concept of
 general and specific combining ability in relation to diallel crossing systems, Australian J. of Biological Sciences 9
-(1956), method 4, for U and W; Abramowitz and Stegun, 26.7.3 and 26.7.4, for Student's t.
+(1956), method 4, for U and W.
 """
 
 import math
@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from nearfar.evaluation.student import quantile
 
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
@@ -79,7 +81,7 @@ def rates(accepted: Floats, pairs: Floats, *, share: float, unseen: float, confi
     more_same = count / unseen
     more_different = unseen_over_known(*_between(accepted, pairs), unseen)
     weight = known_f / (known_f + known_t)
-    t = student_quantile((1 + confidence) / 2, count - 1)
+    t = quantile((1 + confidence) / 2, count - 1)
     half_f = t * math.sqrt(known_f * (1 + more_different))
     half_r = t * math.sqrt(known_r * (1 + more_same))
     half_q = t * math.sqrt(known_q * (1 + weight * more_different + (1 - weight) * more_same))
@@ -164,25 +166,3 @@ def _logit(x: Any) -> Any:
 
 def _logistic(x: float) -> float:
     return float(1 / (1 + np.exp(-min(max(x, -700.0), 700.0))))
-
-
-def student_quantile(probability: float, degrees: int) -> float:
-    """The t for which Student's distribution with `degrees` >= 1 degrees of freedom is below t with `probability`."""
-    if probability < 0.5:
-        return -student_quantile(1 - probability, degrees)
-    low, high = 0.0, math.pi / 2  # of atan(t / √degrees)
-    for _ in range(60):
-        angle = (low + high) / 2
-        low, high = (angle, high) if _within(angle, degrees) < 2 * probability - 1 else (low, angle)
-    return math.tan(low) * math.sqrt(degrees)
-
-
-def _within(angle: float, degrees: int) -> float:
-    """The chance of |T| < √degrees·tan(angle): a finite sum, for whole degrees of freedom."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = cosine if odd else 1.0, 0.0
-    for power in range(2 + odd, degrees + 1, 2):
-        total += term
-        term *= cosine**2 * (power - 1) / power
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from nearfar.errors import InputError, StateError
-from nearfar.evaluation import bootstrap, inputs
+from nearfar.evaluation import inputs
 from nearfar.evaluation import metrics as definitions
-from nearfar.evaluation.bootstrap import CONFIDENCE, RESAMPLES
+from nearfar.evaluation.class_means import CONFIDENCE, check_confidence
 from nearfar.evaluation.inputs import Ints, Rows
 from nearfar.evaluation.metrics import CLUSTERING, Floats, Ranks
 from nearfar.evaluation.progress import Progress
@@ -52,7 +52,7 @@ def distributed_retrieval_metrics(
     ties: Ties = "pessimistic",
     ci: bool = False,
     confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
+    resamples: int | None = None,
     seed: int = 0,
     per_query: bool = False,
     progress: bool | None = None,
@@ -82,7 +82,7 @@ def distributed_retrieval_metrics(
     if ties not in ("pessimistic", "optimistic"):
         raise InputError(f'ties must be "pessimistic" or "optimistic", not {ties!r}')
     if ci:
-        bootstrap.check(resamples, confidence)
+        check_confidence(confidence)
     if (gallery is None) != (gallery_labels is None):
         raise InputError("gallery and gallery_labels go together")
     ranks = _Ranks(group)
@@ -108,7 +108,7 @@ def distributed_retrieval_metrics(
         else:
             parts = _over_own_gallery(rows, searched, protocol, similarity, ties, ranks, options)
             values = values_of(parts, wanted, protocol.queries)
-    return summary(values, ci, confidence, resamples, seed, per_query)
+    return summary(values, protocol.query_labels, ci, confidence, per_query)
 
 
 def _of_own_queries(

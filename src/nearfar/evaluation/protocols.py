@@ -86,6 +86,7 @@ class Protocol:
         self.leave_one_out = gallery_labels is None
         own = checked(labels, None, "labels")
         other = None if gallery_labels is None else checked(gallery_labels, None, "gallery_labels")
+        self.query_labels = own  # as they were given
         self.labels, self.gallery_labels = encode(own, other, "labels")
         self.queries, self.gallery = len(self.labels), len(self.gallery_labels)
         if self.queries == 0:

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.errors import InputError, InputTypeError
-from nearfar.evaluation import bootstrap, inputs
+from nearfar.evaluation import inputs
 from nearfar.evaluation import metrics as definitions
 from nearfar.evaluation.approximate import approximate_ranks
-from nearfar.evaluation.bootstrap import CONFIDENCE, RESAMPLES
+from nearfar.evaluation.class_means import CONFIDENCE, check_confidence, intervals
 from nearfar.evaluation.clustering import clustering_metrics
 from nearfar.evaluation.counting import count_at_least
 from nearfar.evaluation.hamming import Codes
@@ -51,7 +52,7 @@ def retrieval_metrics(
     index: str | None = None,
     ci: bool = False,
     confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
+    resamples: int | None = None,
     seed: int = 0,
     per_query: bool = False,
     progress: bool | None = None,
@@ -87,14 +88,17 @@ def retrieval_metrics(
         index: an approximate FAISS index to search instead, such as "IVF1024,Flat;nprobe=16". Matches that it does not
             find count as never found. As many neighbours are asked for as the largest of `ks` and of the classes need;
             so `map`, `mrr` and `minp` are lower bounds.
-        ci: add bootstrap intervals over queries of that `confidence`, from `resamples`, seeded by `seed`.
+        ci: add intervals of that `confidence`, over classes: where the mean would lie with other classes. They are
+            Student's, of the means of classes; `resamples` has no effect any more.
+        seed: of the clustering.
         per_query: add the values of every query, NaN for those without a match.
         progress: show a bar; None: on a terminal, if it takes long.
         memory_budget: bytes of vectors that may be copied; what is larger is read as often as needed.
         tile: queries and gallery items multiplied at a time; does not change the result.
 
     Returns a dictionary: each metric's mean over the queries, "queries" and "queries_without_match" as numbers; with
-    `ci`, "ci": a (low, high) pair by metric; with `per_query`, "per_query": an array (N,) by metric.
+    `ci`, "ci": a (low, high) pair by metric, and "ci_classes": how many classes it rests on; with `per_query`,
+    "per_query": an array (N,) by metric, and "query_labels".
 
     >>> import numpy as np
     >>> from nearfar.evaluation import retrieval_metrics
@@ -108,7 +112,7 @@ def retrieval_metrics(
     _check_choice("ties", ties, ("pessimistic", "optimistic"))
     _check_choice("multi_query", multi_query, (None, "mean", "max"))
     if ci:
-        bootstrap.check(resamples, confidence)
+        check_confidence(confidence)
     if tile < 1 or memory_budget < 0:
         raise InputError(f"tile={tile} must be at least 1 and memory_budget={memory_budget} not negative")
     read = Codes if similarity == "hamming" else Rows
@@ -158,7 +162,7 @@ def retrieval_metrics(
             depth += int(protocol.pair_counts().max()) + 1  # whoever is no better than the last may have equals beyond
             parts = approximate_ranks(left, right, protocol, ties, index=index, depth=depth, progress=bar)
         values = values_of(parts, ranked, protocol.queries)
-    result = summary(values, ci, confidence, resamples, seed, per_query)
+    result = summary(values, protocol.query_labels, ci, confidence, per_query)
     if clusters:
         normalize = similarity == "cosine"
         result = clustering_metrics(own, own_labels, normalize=normalize, seed=seed, metrics=clusters) | result
@@ -181,7 +185,7 @@ def rank_metrics(
     tolerance: float = 0.0,
     ci: bool = False,
     confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
+    resamples: int | None = None,
     seed: int = 0,
     per_query: bool = False,
     progress: bool | None = None,
@@ -203,7 +207,7 @@ def rank_metrics(
         raise InputError(f"{' and '.join(clusters)} need embeddings, not similarities: use clustering_metrics")
     _check_choice("ties", ties, ("pessimistic", "optimistic"))
     if ci:
-        bootstrap.check(resamples, confidence)
+        check_confidence(confidence)
     protocol = Protocol(
         labels,
         gallery_labels,
@@ -236,7 +240,7 @@ def rank_metrics(
 
     with Progress(protocol.queries * protocol.gallery, "retrieval", progress) as bar:
         values = values_of(parts(bar), wanted, protocol.queries)
-    return summary(values, ci, confidence, resamples, seed, per_query)
+    return summary(values, protocol.query_labels, ci, confidence, per_query)
 
 
 def _ranks(scores: Tensor, protocol: Protocol, queries: Ints, ties: Ties, tolerance: float) -> Ranks:
@@ -271,7 +275,7 @@ def values_of(parts: Iterable[tuple[Ints, Ranks]], wanted: Sequence[str], querie
 
 
 def summary(
-    values: dict[str, Floats], ci: bool, confidence: float, resamples: int, seed: int, per_query: bool
+    values: dict[str, Floats], labels: NDArray[Any], ci: bool, confidence: float, per_query: bool
 ) -> dict[str, Any]:
     """The means of the queries' values, and what was asked for besides."""
     used = ~np.isnan(values.pop("matches"))
@@ -283,11 +287,10 @@ def summary(
     result: dict[str, Any] = {name: float(value[used].mean()) for name, value in values.items()}
     result |= {"queries": int(used.sum()), "queries_without_match": int((~used).sum())}
     if ci and values:
-        table = np.stack([value[used] for value in values.values()], 1)
-        found = bootstrap.intervals(table, resamples=resamples, confidence=confidence, seed=seed)
-        result["ci"] = {name: (float(low), float(high)) for name, (low, high) in zip(values, found, strict=True)}
+        result["ci"] = intervals(values, labels, confidence)
+        result["ci_classes"] = len(np.unique(labels[used]))
     if per_query:
-        result["per_query"] = values
+        result["per_query"], result["query_labels"] = values, labels
     return result
 
 

@@ -1,15 +1,15 @@
-"""A trained model, put into a folder from which others can use it: `nearfar export RUN`.
+"""Exports of a trained model for use without nearfar: `nearfar export RUN`.
 
-run ─► network.py        images to embeddings and nothing else
-    ─► onnx.py           model.onnx;  quantise.py  model-int8.onnx
-       torchscript.py    model.pt
-       weights.py        model.safetensors
-    ─► inputs.py         rows of a table as the model takes them
-       parity.py         the file against PyTorch: the same vectors, or nothing is left behind
-       accuracy.py       what int8 costs, on the run's test rows
-    ─► preparation.py    preprocessing.json: how images are prepared, what comes out
-       card.py           README.md: the model card of the Hugging Face hub
-       folder.py         all of it at once, or nothing
+    exporting.py      export: writes, compares and describes a model
+    network.py        the network from images to embeddings, as exporters trace it
+    onnx.py           model.onnx;  quantise.py  model-int8.onnx
+    torchscript.py    model.pt
+    safetensors.py    model.safetensors
+    inputs.py         inputs for comparisons: rows of a table, or random ones
+    parity.py         compares the exported file with PyTorch
+    accuracy.py       metrics of the float32 and the int8 file
+    preprocessing.py  preprocessing.json
+    card.py           README.md, the model card; usage.py  its example code
 
 from nearfar.export import export
 exported = export("runs/photos-proxyanchor-1", "onnx", quantise="int8")

@@ -1,4 +1,4 @@
-"""What quantisation costs: both files on the same rows, measured as the run was."""
+"""The accuracy lost by quantisation: metrics of both files on the same rows."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from nearfar.models.extraction import extract, gathered, progress_bar
 from nearfar.training.measure import measure
 
 METRICS = ("recall@1", "map@r")
-_BATCH = 8  # as `Embedder.embed` has it on a CPU
+_BATCH = 8  # the batch of `Embedder.embed` on a CPU
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Metrics of a model before and after quantisation, cosines between the two, and the time each takes."""
+    """Metrics of a model before and after quantisation, cosines between their embeddings, and the time per row."""
 
     data: str
     rows: int
@@ -33,62 +33,61 @@ class Accuracy:
 
 
 @dataclass
-class _Both:
-    """Two networks as one: the vectors of the first, then those of the second, side by side."""
+class _NetworkPair:
+    """Runs two networks on the same inputs, times them, and concatenates their embeddings."""
 
     networks: tuple[Network, Network]
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        found = []
+        embeddings = []
         for number, network in enumerate(self.networks):
             began = time.perf_counter()
-            found.append(network(inputs))
+            embeddings.append(network(inputs))
             self.seconds[number] += time.perf_counter() - began
-        return torch.cat(found, 1)
+        return torch.cat(embeddings, 1)
 
 
-def whole_classes(table: Table, most: int | None) -> Table:
-    """The first classes of a table, as many as `most` rows hold; at least one class."""
-    if most is None or len(table) <= most:
+def whole_classes(table: Table, max_rows: int | None) -> Table:
+    """The first whole classes of a table that have at most `max_rows` rows together; at least one class."""
+    if max_rows is None or len(table) <= max_rows:
         return table
     classes, counts = np.unique(table.labels[table.labels >= 0], return_counts=True)
-    held = max(int(np.searchsorted(np.cumsum(counts), most, side="right")), 1)
-    return table.select(np.flatnonzero(np.isin(table.labels, classes[:held])))
+    number = max(int(np.searchsorted(np.cumsum(counts), max_rows, side="right")), 1)
+    return table.select(np.flatnonzero(np.isin(table.labels, classes[:number])))
 
 
 def accuracy(
     before: Network, after: Network, model: Embedder, table: Table, *, max_broken: float, progress: bool = False
 ) -> Accuracy:
-    """Embed the rows of a table with both networks, and measure both.
+    """Embed a table with both networks and compute the metrics of each.
 
     Args:
-        model: that the inputs are prepared for.
-        max_broken: the fraction of unreadable images to do without.
+        model: the model whose preprocessing is used.
+        max_broken: the largest tolerated fraction of broken images.
         progress: show a bar.
     """
-    both = _Both((before, after))
+    pair = _NetworkPair((before, after))
     inputs, prepare = inputs_of(model, table)
     with progress_bar(progress, len(table)) as advance:
-        rows = extract(both, inputs, prepare, batch_size=_BATCH, max_broken=max_broken, advance=advance)
+        rows = extract(pair, inputs, prepare, batch_size=_BATCH, max_broken=max_broken, advance=advance)
         embeddings = gathered(rows, len(table), 2 * model.dimension)
     halves = np.split(embeddings, 2, axis=1)
     metrics = [measure(half, table, (1,)) for half in halves]
     if not metrics[0]:
         raise ExportError(
-            f"{table.name}: no two rows have the same label, so that what quantisation costs cannot be measured: "
+            f"{table.name}: no two rows have the same label, so the accuracy cannot be measured: "
             "give other data with --data"
         )
-    there = ~np.isnan(embeddings).any(1)
-    similar = cosines(*(torch.from_numpy(half[there]) for half in halves))
-    shown = [{name: float(found[name]) for name in METRICS if name in found} for found in metrics]
-    milliseconds = [1000 * seconds / len(table) for seconds in both.seconds]
+    readable = ~np.isnan(embeddings).any(1)
+    similarity = cosines(*(torch.from_numpy(half[readable]) for half in halves))
+    before_metrics, after_metrics = ({name: float(m[name]) for name in METRICS if name in m} for m in metrics)
     return Accuracy(
         table.name,
         len(table),
-        shown[0],
-        shown[1],
-        float(similar.min()),
-        float(similar.mean()),
-        (milliseconds[0], milliseconds[1]),
+        before_metrics,
+        after_metrics,
+        float(similarity.min()),
+        float(similarity.mean()),
+        (1000 * pair.seconds[0] / len(table), 1000 * pair.seconds[1] / len(table)),
     )

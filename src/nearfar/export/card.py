@@ -1,4 +1,4 @@
-"""The model card, `README.md`, as the Hugging Face hub reads it: YAML in front, for people below."""
+"""The model card `README.md`: YAML front matter for the Hugging Face hub, and text for readers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ import yaml
 
 import nearfar
 from nearfar.export import usage
-from nearfar.export.accuracy import METRICS, Accuracy
+from nearfar.export.accuracy import Accuracy
 from nearfar.export.network import input_shape, trunk_name
 from nearfar.export.parity import Parity
-from nearfar.export.preparation import FILE_NAME, steps
+from nearfar.export.preprocessing import FILE_NAME, steps
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.thresholds import said
 
-# What the hub knows by a name of its own; anything else is "other" there, with the name beside it.
+# The hub's licence identifiers; another licence is written as "other" with its name in license_name.
 _NAMES = (
     "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause "
     "bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 "
@@ -32,8 +32,8 @@ _SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@10", "r_precis
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a card tells of, besides the model itself."""
+class CardFacts:
+    """The contents of a card besides the model itself."""
 
     name: str
     kind: str
@@ -43,17 +43,17 @@ class Facts:
     parity: Parity
     accuracy: Accuracy | None
     files: Mapping[str, int]
-    """Names and bytes."""
+    """Sizes in bytes, by name."""
 
 
-def card(model: Embedder, facts: Facts) -> str:
+def card(model: Embedder, facts: CardFacts) -> str:
     """The text of `README.md`."""
     front = yaml.safe_dump(front_matter(model, facts), sort_keys=False, allow_unicode=True)
     return f"---\n{front}---\n\n{_body(model, facts)}"
 
 
-def front_matter(model: Embedder, facts: Facts) -> dict[str, Any]:
-    """What the hub reads."""
+def front_matter(model: Embedder, facts: CardFacts) -> dict[str, Any]:
+    """The metadata that the hub reads."""
     licence = facts.licence or "unknown"
     known = licence.lower() in LICENCES
     matter: dict[str, Any] = {"license": licence.lower() if known else "other"}
@@ -74,7 +74,7 @@ def _task(model: Embedder) -> str:
     return "image-feature-extraction" if len(input_shape(model)) == 3 else "feature-extraction"
 
 
-def _results(model: Embedder, facts: Facts) -> list[dict[str, Any]]:
+def _results(model: Embedder, facts: CardFacts) -> list[dict[str, Any]]:
     after = facts.metrics.get("after") or {}
     measured = [
         {"type": re.sub(r"\W+", "_", name.replace("@", "_at_")), "name": name, "value": round(float(after[name]), 6)}
@@ -83,7 +83,7 @@ def _results(model: Embedder, facts: Facts) -> list[dict[str, Any]]:
     ]
     if not measured:
         return []
-    data = data_name(facts.config)
+    data = measured_name(facts.config)
     split = facts.metrics.get("measured_on", "test")
     dataset = {"type": re.sub(r"[^\w-]+", "-", data).strip("-").lower() or "data", "name": data, "split": split}
     task = {"type": _task(model), "name": "Retrieval"}
@@ -91,11 +91,16 @@ def _results(model: Embedder, facts: Facts) -> list[dict[str, Any]]:
 
 
 def data_name(config: TrainConfig) -> str:
-    """Of the data, without the folders it lies in, which are nobody else's business."""
+    """The name of the data without its parent folders, which are private."""
     return Path(config.data.path).name or "data"
 
 
-def _body(model: Embedder, facts: Facts) -> str:
+def measured_name(config: TrainConfig) -> str:
+    """The same of the data that the model was measured on."""
+    return Path(config.data.test or config.data.path).name or "data"
+
+
+def _body(model: Embedder, facts: CardFacts) -> str:
     sections = [
         f"# {facts.name}",
         _summary(model, facts),
@@ -103,7 +108,7 @@ def _body(model: Embedder, facts: Facts) -> str:
         _measured(facts),
         _quantised(facts.accuracy) if facts.accuracy is not None else "",
         _trained(model, facts),
-        _prepared(model),
+        _preprocessing(model),
         _limits(model, facts),
         _files(facts),
         _licence(facts),
@@ -111,48 +116,65 @@ def _body(model: Embedder, facts: Facts) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _summary(model: Embedder, facts: Facts) -> str:
+def _summary(model: Embedder, facts: CardFacts) -> str:
     shape = input_shape(model)
     what = f"a binary code of {model.dimension} bits" if model.settings.head == "hash" else f"{model.dimension} numbers"
     return (
-        f"Turns {'an image' if len(shape) == 3 else 'features'} into {what}, such that those of the same class lie "
-        "near each other and others far: for search by example, recognition of the new, grouping, deduplication. A "
-        f"`{trunk_name(model.trunk_description)}` that takes {' × '.join(map(str, shape))} numbers, trained on "
+        f"Maps {'an image' if len(shape) == 3 else 'features'} to {what}. Embeddings of the same class are near each "
+        "other, those of different classes far apart: for search by example, open-set recognition, clustering and "
+        f"deduplication. The network is `{trunk_name(model.trunk_description)}` with inputs of "
+        f"{' × '.join(map(str, shape))} numbers, trained on "
         f"{_code(data_name(facts.config))} with nearfar {nearfar.__version__}."
     )
 
 
-def _measured(facts: Facts) -> str:
+def _measured(facts: CardFacts) -> str:
     before, after = facts.metrics.get("before") or {}, facts.metrics.get("after") or {}
     names = [name for name in _SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
     if not names:
-        return ""
-    which = "classes that it was not trained on" if facts.metrics.get("open_set") else "other images of its classes"
+        return "## Results\n\nNot measured: there were no test data."
+    classes = "classes that it was not trained on" if facts.metrics.get("open_set") else "other images of its classes"
     mirrored = ", an image and its mirror image averaged" if facts.config.evaluation.flip else ""
     features = ((facts.metrics.get("candidates") or {}).get("features") or {}).get("metrics")
-    begun, called = (before, "before training") if features is None else (features, "pretrained features")
-    rows = [(name, _percent(begun.get(name)), _percent(after[name])) for name in names]
-    return (
-        f"## Results\n\nOn {_code(data_name(facts.config))}, {which} ({facts.metrics.get('measured_on', 'test')} rows)"
-        f"{mirrored}:\n\n{table(('', called, 'this model'), rows)}"
-    )
-
-
-def _quantised(found: Accuracy) -> str:
+    baseline, heading = (before, "before training") if features is None else (features, "pretrained features")
+    kept = (facts.metrics.get("candidates") or {}).get(facts.metrics.get("kept")) or {}
+    intervals: Mapping[str, Any] = kept.get("intervals", {})
     rows = [
-        (name, _percent(found.before[name]), _percent(found.after[name])) for name in METRICS if name in found.after
+        [name, _percent(baseline.get(name)), _percent(after[name]), _between(intervals.get(name))] for name in names
     ]
+    header = ["", heading, "this model", "95 % interval"]
+    stated = ""
+    if intervals:
+        stated = (
+            f"\n\nThe intervals rest on {facts.metrics.get('classes', 0):,} classes: the figures of other classes like "
+            "these would lie there."
+        )
+    else:
+        header, rows = header[:3], [row[:3] for row in rows]
     return (
-        "## In eight bits\n\n"
-        f"`model-int8.onnx` against `model.onnx`, on {found.rows:,} rows of {_code(found.data)}:\n\n"
-        f"{table(('', 'model.onnx', 'model-int8.onnx'), rows)}\n\n"
-        f"The cosine between the two vectors of an image is {found.mean:.4f} on average, {found.least:.4f} at least. "
-        "Activations are quantised by the range they have in a batch, so that an image's vector depends a little on "
-        "the others in its batch. Search a gallery with the file that made its vectors."
+        f"## Results\n\nOn {_code(measured_name(facts.config))}, {classes} "
+        f"({facts.metrics.get('measured_on', 'test')} rows){mirrored}:\n\n"
+        f"{markdown_table(header, rows)}{stated}"
     )
 
 
-def _trained(model: Embedder, facts: Facts) -> str:
+def _between(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
+def _quantised(accuracy: Accuracy) -> str:
+    rows = [(name, _percent(accuracy.before[name]), _percent(accuracy.after[name])) for name in accuracy.after]
+    return (
+        "## 8-bit model\n\n"
+        f"`model-int8.onnx` compared with `model.onnx` on {accuracy.rows:,} rows of {_code(accuracy.data)}:\n\n"
+        f"{markdown_table(('', 'model.onnx', 'model-int8.onnx'), rows)}\n\n"
+        f"The cosine between the two embeddings of an image is {accuracy.mean:.4f} on average, {accuracy.least:.4f} "
+        "at least. Activations are quantised by their range in the batch, so the embedding of an image depends "
+        "slightly on the rest of its batch. Search a gallery with the file that computed its embeddings."
+    )
+
+
+def _trained(model: Embedder, facts: CardFacts) -> str:
     config = facts.config
     losses = [
         f"{loss.name}({', '.join(f'{name}={value}' for name, value in loss.arguments.items())})"
@@ -168,24 +190,22 @@ def _trained(model: Embedder, facts: Facts) -> str:
         ("steps", f"{facts.metrics.get('steps', 'unknown')}"),
         ("seed", f"{config.seed}"),
     ]
-    return f"## Training\n\n{table(('', ''), [(name, _code(value)) for name, value in rows])}"
+    return f"## Training\n\n{markdown_table(('', ''), [(name, _code(value)) for name, value in rows])}"
 
 
-def _prepared(model: Embedder) -> str:
+def _preprocessing(model: Embedder) -> str:
     if len(input_shape(model)) == 1:
         return ""
     lines = "\n".join(f"{number}. {step}" for number, step in enumerate(steps(model.preprocess), 1))
     mean, std = (", ".join(f"{x:.6g}" for x in values) for values in (model.preprocess.mean, model.preprocess.std))
-    return (
-        f"## Preparation of images\n\n{lines}\n\nmean: {mean}; std: {std}. `{FILE_NAME}` holds the same for programs."
-    )
+    return f"## Preprocessing\n\n{lines}\n\nmean: {mean}; std: {std}. `{FILE_NAME}` has the same values for programs."
 
 
-def _limits(model: Embedder, facts: Facts) -> str:
+def _limits(model: Embedder, facts: CardFacts) -> str:
     lines = [
-        "- The results are of these data. On pictures of another kind, measure first.",
-        f"- Against PyTorch, on {facts.parity.rows} rows of {_code(facts.parity.of)}: cosine "
-        f"{facts.parity.least:.6f} at least, {facts.parity.mean:.6f} on average.",
+        "- The results hold for these data. Measure the model on your own images first.",
+        f"- The exported file was compared with PyTorch on {facts.parity.rows} rows of {_code(facts.parity.source)}: "
+        f"cosine {facts.parity.least:.6f} at least, {facts.parity.mean:.6f} on average.",
     ]
     threshold = model.calibration.get("threshold")
     if isinstance(threshold, Mapping) and "threshold" in threshold:
@@ -194,23 +214,23 @@ def _limits(model: Embedder, facts: Facts) -> str:
     return "## Limits\n\n" + "\n".join(lines)
 
 
-def _files(facts: Facts) -> str:
-    rows = [(f"`{name}`", readable(size)) for name, size in sorted(facts.files.items())]
-    return f"## Files\n\n{table(('file', 'size'), rows)}"
+def _files(facts: CardFacts) -> str:
+    rows = [(f"`{name}`", readable_size(size)) for name, size in sorted(facts.files.items())]
+    return f"## Files\n\n{markdown_table(('file', 'size'), rows)}"
 
 
-def _licence(facts: Facts) -> str:
-    said = f"This model: {_code(facts.licence)}." if facts.licence else "No licence has been stated for this model."
+def _licence(facts: CardFacts) -> str:
+    licence = f"This model: {_code(facts.licence)}." if facts.licence else "No licence was stated for this model."
     return (
-        f"## Licence\n\n{said} Weights that the training began with and the data it used have licences of their own, "
-        "which may bind what is made of them."
+        f"## Licence\n\n{licence} The pretrained weights and the training data have their own licences, which may "
+        "restrict this model."
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; what is in a cell cannot break out of it.
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown with its cells escaped.
 
-    >>> print(table(("a", "b"), [("1|2", "3")]))
+    >>> print(markdown_table(("a", "b"), [("1|2", "3")]))
     | a | b |
     |---|---|
     | 1\\|2 | 3 |
@@ -226,10 +246,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def readable(size: int) -> str:
-    """Bytes, as people read them.
+def readable_size(size: int) -> str:
+    """A number of bytes with its unit.
 
-    >>> readable(343_422), readable(1320), readable(13_570_000)
+    >>> readable_size(343_422), readable_size(1320), readable_size(13_570_000)
     ('343 kB', '1.32 kB', '13.6 MB')
     """
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -243,5 +263,5 @@ def _percent(value: Any) -> str:
 
 
 def _code(text: str) -> str:
-    """As code, which keeps Markdown and HTML in names from working."""
+    """Inline code, in which Markdown and HTML are inert."""
     return f"`{text.replace('`', chr(39))}`"

@@ -1,4 +1,4 @@
-"""Rows of a table as a model takes them: images, prepared, or features."""
+"""Inputs of a model: preprocessed images or features of a table, or random ones."""
 
 import contextlib
 from collections.abc import Callable
@@ -16,36 +16,36 @@ from nearfar.models import Embedder
 from nearfar.models.given import GivenFeatures
 
 COMPARED = 16
-"""How many rows an exported file is compared on."""
+"""The number of rows that an exported file is compared on."""
 
 
 def inputs_of(model: Embedder, table: Table) -> tuple[Any, Callable[[Any], Tensor]]:
-    """The inputs of all rows, and what makes a tensor of one."""
+    """The inputs of all rows, and the function that makes a tensor of one."""
     if not isinstance(model.trunk, GivenFeatures):
         if table.images is None:
-            raise ExportError(f"{table.name} has no images, which this model takes: give other data with --data")
+            raise ExportError(f"{table.name} has no images, but this model needs them: give other data with --data")
         return table.images, model.preprocess
     if table.features is None or table.features.shape[1] != model.trunk.dimension:
         raise ExportError(f"{table.name} lacks features of {model.trunk.dimension} dimensions: give others with --data")
     return table.features, torch.as_tensor
 
 
-def some_inputs(model: Embedder, table: Table | None) -> tuple[Tensor, str]:
-    """A few inputs, and where they come from: a table, evenly spread, the readable ones; else chance."""
+def sample_inputs(model: Embedder, table: Table | None) -> tuple[Tensor, str]:
+    """Inputs for a comparison, with their source: readable rows spread over a table, or random ones."""
     if table is not None:
         inputs, prepare = inputs_of(model, table)
-        found = []
+        tensors = []
         for row in np.unique(np.linspace(0, len(table) - 1, COMPARED).astype(int)):
             with contextlib.suppress(BrokenImageError):
-                found.append(prepare(inputs[int(row)]))
-        found = [one for one in found if not one.isnan().any()]
-        if found:
-            return torch.stack(found), table.name
-    return made_inputs(model), "chance"
+                tensors.append(prepare(inputs[int(row)]))
+        tensors = [tensor for tensor in tensors if not tensor.isnan().any()]
+        if tensors:
+            return torch.stack(tensors), table.name
+    return random_inputs(model), "random inputs"
 
 
-def made_inputs(model: Embedder) -> Tensor:
-    """Patches with noise on them, prepared as images are; or features: where a run's data is not at hand."""
+def random_inputs(model: Embedder) -> Tensor:
+    """Random features, or normalised images of smooth patches with noise."""
     generator = torch.Generator().manual_seed(0)
     shape = input_shape(model)
     if len(shape) == 1:

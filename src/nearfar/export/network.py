@@ -1,4 +1,4 @@
-"""What of a model is exported: from prepared images, or features, to embeddings, with nothing left to decide."""
+"""The exported network, from preprocessed images or features to embeddings."""
 
 import contextlib
 import copy
@@ -19,41 +19,41 @@ OUTPUT = "embeddings"
 
 
 class ExportError(NearfarError, RuntimeError):
-    """The model was not exported, and nothing was left behind; the message says why."""
+    """The model cannot be exported; no files were left."""
 
 
 def plain_network(model: Embedder) -> Embedder:
-    """The model in evaluation, as a tracer can follow it; it shares its weights with the one it was made of.
+    """A copy of the model in evaluation mode that a tracer can follow; it shares its weights.
 
-    Whether a head that starts from principal components has been fitted is a question about a value of the model,
-    which a tracer cannot answer: here it is asked once and for all.
+    `forward` tests a buffer to see whether a principal-component head was fitted, which a tracer cannot follow. This
+    test is made here, once.
     """
     if model.settings.head_start != "random" and not model.head_is_fitted:
-        raise InputError("the head of this model was never fitted to features: there is nothing to export yet")
+        raise InputError("the head of this model was never fitted to features: train the model before exporting it")
     plain = copy.copy(model)
     plain.settings = replace(model.settings, head_start="random")
     return plain.eval()
 
 
 def input_name(model: Embedder) -> str:
-    """ "images", or "features" of a model without a trunk."""
+    """ "images", or "features" for a model without a trunk."""
     return "features" if isinstance(model.trunk, GivenFeatures) else "images"
 
 
 def input_shape(model: Embedder) -> tuple[int, ...]:
-    """Of one input: (C, H, W) of an image, (D,) of features."""
+    """The shape of one input: (C, H, W) of an image, (D,) of features."""
     if isinstance(model.trunk, GivenFeatures):
         return (model.trunk.dimension,)
     return len(model.preprocess.channels), *model.preprocess.height_width
 
 
 def example_inputs(model: Embedder) -> Tensor:
-    """What tracers are shown: two blank inputs. Of a batch of one they would conclude that it always is one."""
+    """Two blank inputs for tracing. With a batch of one, tracers would make that size a constant."""
     return torch.zeros(2, *input_shape(model))
 
 
 def trunk_name(description: dict[str, Any]) -> str:
-    """How a trunk is called, from its description.
+    """The name of a trunk, from its description.
 
     >>> trunk_name({"kind": "named", "name": "convnet", "options": {}})
     'convnet'
@@ -69,10 +69,8 @@ def trunk_name(description: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def without_chatter() -> Iterator[None]:
-    """Exporters tell their users of deprecations, missing packages and Python values they take as fixed, none of which
-    a user of nearfar can change; whether the result is right, the parity check says.
-    """
+def quiet_exporters() -> Iterator[None]:
+    """Silence the exporters' warnings, which users of nearfar cannot act on; the parity check finds wrong results."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""A model as an ONNX file: constants folded, the batch of any size, the preparation of images in its metadata."""
+"""Writes and runs ONNX files: any batch size, constants folded, preprocessing in the metadata."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ from nearfar.export.network import (
     example_inputs,
     input_name,
     plain_network,
+    quiet_exporters,
     trunk_name,
-    without_chatter,
 )
 from nearfar.models import Embedder
 
@@ -29,20 +29,20 @@ except ImportError as missing:
     ) from missing
 
 OPSET = 18
-"""Read by every onnxruntime since 1.14 (2023)."""
-_NO_LIMIT = 2**62  # of the size of what is folded: kernels with their batch normalisation in them, above all
+"""Supported by onnxruntime since 1.14 (2023)."""
+_NO_LIMIT = 2**62  # on the size of folded constants, such as kernels that include their batch normalisation
 
 
 def write_onnx(model: Embedder, path: Path, metadata: Mapping[str, str]) -> None:
-    """Write the model; beyond 2 GB, which is as much as the format holds, its weights go into a file beside it.
+    """Write the model. Weights of more than 2 GB, the limit of the format, go into a second file.
 
     Args:
-        metadata: kept in the file's `metadata_props`.
+        metadata: entries of the file's `metadata_props`.
     """
     network = plain_network(model)
     batch = torch.export.Dim("batch", min=1)
     try:
-        with without_chatter():
+        with quiet_exporters():
             program = torch.onnx.export(
                 network,
                 (example_inputs(model),),
@@ -51,7 +51,7 @@ def write_onnx(model: Embedder, path: Path, metadata: Mapping[str, str]) -> None
                 output_names=[OUTPUT],
                 opset_version=OPSET,
                 dynamic_shapes=({0: batch},),
-                optimize=False,  # below, without a limit of size
+                optimize=False,  # optimised below, without a size limit
                 verbose=False,
             )
             assert program is not None
@@ -59,21 +59,21 @@ def write_onnx(model: Embedder, path: Path, metadata: Mapping[str, str]) -> None
     except torch.onnx.OnnxExporterError as error:
         raise ExportError(
             f"{trunk_name(model.trunk_description)} cannot be written as ONNX: {_reason(error)}. "
-            "--format torchscript and --format safetensors may serve instead"
+            "try --format torchscript or --format safetensors"
         ) from error
     _describe(program.model, metadata)
     program.save(path, external_data=False)
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what is at the bottom of an error, below the exporter's advice to its own developers."""
+    """The first line of the root cause, without the exporter's advice to its own developers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def _describe(model: onnx_ir.Model, metadata: Mapping[str, str]) -> None:
-    """Put our metadata in, and take out where in whose files each node was made: it tells of this machine."""
+    """Set nearfar's metadata, and remove the source paths that the exporter adds to each node."""
     model.producer_name, model.producer_version = "nearfar", nearfar.__version__
     model.metadata_props.clear()
     model.metadata_props.update(metadata)
@@ -88,14 +88,14 @@ def _describe(model: onnx_ir.Model, metadata: Mapping[str, str]) -> None:
 
 
 def onnx_network(path: Path, threads: int | None = None) -> Callable[[Tensor], Tensor]:
-    """The file, as a function of what the model takes; on the CPU, with as many threads as torch has."""
+    """The network of a file, on the CPU, with torch's number of threads by default."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    (taken,) = session.get_inputs()
+    (graph_input,) = session.get_inputs()
 
     def embed(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {taken.name: inputs.numpy()})[0])
+        return torch.from_numpy(session.run([OUTPUT], {graph_input.name: inputs.numpy()})[0])
 
     return embed

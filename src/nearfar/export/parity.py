@@ -1,4 +1,4 @@
-"""Whether an exported file gives the vectors that PyTorch gives."""
+"""Compares the embeddings of an exported file with those of PyTorch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar.export.network import ExportError
 
-LEAST = 0.9999
+MIN_COSINE = 0.9999
 """The cosine that every row must reach."""
 
 Network = Callable[[Tensor], Tensor]
@@ -18,40 +18,40 @@ Network = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Parity:
-    """Cosines between the vectors of an exported file and those of PyTorch."""
+    """Cosines between the embeddings of an exported file and those of PyTorch."""
 
     rows: int
-    of: str
+    source: str
     least: float
     mean: float
 
 
-def parity(reference: Network, exported: Network, inputs: Tensor, of: str) -> Parity:
-    """Compare two networks, row by row; the second sees batches of one, of two and of the rest.
+def parity(reference: Network, exported: Network, inputs: Tensor, source: str) -> Parity:
+    """Compare two networks row by row; the exported one gets batches of one, of two and of the rest.
 
     Args:
-        inputs: (N, ...), prepared images or features.
-        of: where they come from, for the report.
+        inputs: (N, ...), preprocessed images or features.
+        source: the origin of the inputs, for messages.
     """
-    parts = [part for part in (inputs[:1], inputs[1:3], inputs[3:]) if len(part)]
-    found = cosines(reference(inputs), torch.cat([exported(part) for part in parts]))
-    return Parity(len(inputs), of, float(found.min()), float(found.mean()))
+    batches = [batch for batch in (inputs[:1], inputs[1:3], inputs[3:]) if len(batch)]
+    similarity = cosines(reference(inputs), torch.cat([exported(batch) for batch in batches]))
+    return Parity(len(inputs), source, float(similarity.min()), float(similarity.mean()))
 
 
-def check(found: Parity, what: str) -> None:
-    """Raise if the file is not the model."""
-    if not found.least >= LEAST:  # also where it is no number
+def check(parity: Parity, file: str) -> None:
+    """Raise if the embeddings of a file differ from PyTorch's."""
+    if not parity.least >= MIN_COSINE:  # also for NaN
         raise ExportError(
-            f"{what} does not give the vectors that PyTorch gives: on {found.rows} rows of {found.of}, the cosine "
-            f"between them is {found.least:.6f} at least, {found.mean:.6f} on average; {LEAST} is asked of each. "
+            f"{file} does not reproduce PyTorch's embeddings: on {parity.rows} rows of {parity.source}, the cosine "
+            f"is {parity.least:.6f} at least and {parity.mean:.6f} on average, but every row needs {MIN_COSINE}. "
             "Nothing was written"
         )
 
 
 def cosines(a: Tensor, b: Tensor) -> NDArray[np.float64]:
-    """Of the rows of two matrices (N, D); 1 where both are zero."""
+    """Cosines between the rows of two matrices (N, D); 1 where both are zero."""
     if a.shape != b.shape:
-        raise ExportError(f"the exported model gives {tuple(b.shape)} where PyTorch gives {tuple(a.shape)}")
+        raise ExportError(f"the exported model returns shape {tuple(b.shape)}, but PyTorch returns {tuple(a.shape)}")
     x, y = a.double().cpu().numpy(), b.double().cpu().numpy()
     lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     both_zero = ~(x.any(1) | y.any(1))

@@ -1,12 +1,12 @@
-"""An ONNX file in eight bits: weights as bytes, a quarter of their size; activations quantised as they come.
+"""Quantises an ONNX file to 8 bits, with weights a quarter of their size and dynamic quantisation of activations.
 
 onnxruntime's dynamic quantisation has one scale for all channels of a convolution. With batch normalisation folded into
-the kernels, their channels differ by orders of magnitude, and the small ones lose all their bits. So every channel is
-first divided by its largest weight and multiplied by it again after the convolution: then one scale serves all.
-Depthwise convolutions stay as they are: they hold few of the weights, and on bytes they are slower and coarser.
+the kernels, channels differ by orders of magnitude, and small ones would lose all their bits. So each channel is
+divided by its largest weight before quantisation, and its output is multiplied by that weight. Depthwise convolutions
+stay in float32: they hold few of the weights, and int8 makes them slower and less accurate.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,32 +15,32 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
-from nearfar.export.network import ExportError, without_chatter
+from nearfar.export.network import ExportError, quiet_exporters
 
-_MOST = 2**31 - 2**24  # bytes: a model in one file
+_MAX_BYTES = 2**31 - 2**24  # ONNX models in one file must be smaller than 2 GB
 
 
 def write_int8(source: Path, target: Path, metadata: Mapping[str, str]) -> None:
-    """Write the model of `source` in eight bits.
+    """Write the model of `source` with 8-bit weights.
 
     Args:
-        metadata: added to what `source` has in its `metadata_props`.
+        metadata: added to the `metadata_props` of `source`.
     """
     weights = source.with_name(f"{source.name}.data")
-    if source.stat().st_size + (weights.stat().st_size if weights.exists() else 0) > _MOST:
-        raise ExportError("models of more than 2 GB cannot be quantised here: leave --quantise out")
+    if source.stat().st_size + (weights.stat().st_size if weights.exists() else 0) > _MAX_BYTES:
+        raise ExportError("models of more than 2 GB cannot be quantised: leave --quantise out")
     model = onnx.load(source)
-    kept = {entry.key: entry.value for entry in model.metadata_props}
-    untouched = [node.name for node in model.graph.node if _is_grouped(node)]
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    grouped = [node.name for node in model.graph.node if _is_grouped(node)]
     _equalise(model.graph)
-    # Shapes are inferred anew: onnxruntime transposes the weights of linear layers, but not what is noted of them.
+    # onnxruntime transposes the weights of linear layers without updating their stored shapes.
     del model.graph.value_info[:]
-    with without_chatter():
-        # Bytes without a sign: onnxruntime's convolutions of them are the fast ones.
-        quantize_dynamic(model, target, weight_type=QuantType.QUInt8, per_channel=True, nodes_to_exclude=untouched)
+    with quiet_exporters():
+        # onnxruntime's convolutions are faster for unsigned weights.
+        quantize_dynamic(model, target, weight_type=QuantType.QUInt8, per_channel=True, nodes_to_exclude=grouped)
     quantised = onnx.load(target)
     del quantised.metadata_props[:]
-    helper.set_model_props(quantised, {**kept, **metadata})
+    helper.set_model_props(quantised, {**properties, **metadata})
     onnx.save(quantised, target)
 
 
@@ -49,7 +49,7 @@ def _is_grouped(node: onnx.NodeProto) -> bool:
 
 
 def _equalise(graph: onnx.GraphProto) -> None:
-    """Make the largest weight of every channel of a convolution 1, and scale what comes out of it accordingly."""
+    """Scale every output channel of a convolution to a largest weight of 1, and multiply its output accordingly."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -58,9 +58,8 @@ def _equalise(graph: onnx.GraphProto) -> None:
             nodes += _equalised(node, graph, weights)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = set(_names(graph))
-    unused = [tensor for tensor in graph.initializer if tensor.name not in used]
-    for tensor in unused:
+    used = {name for node in graph.node for name in node.input}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in used]:
         graph.initializer.remove(tensor)
 
 
@@ -82,8 +81,3 @@ def _equalised(
     node.output[0] = f"{output}_equalised"
     factor = add("largest", largest.reshape(1, -1, *[1] * (kernel.ndim - 2)))
     return [helper.make_node("Mul", [node.output[0], factor], [output], name=f"{node.name}_largest")]
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Of everything that a node takes."""
-    return (name for node in graph.node for name in node.input)

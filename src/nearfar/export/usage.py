@@ -1,7 +1,7 @@
-"""How an exported model is used: the code in its card, with the model's own numbers in it."""
+"""The example code in a model card."""
 
 from nearfar.export.network import input_name, input_shape
-from nearfar.export.preparation import FILE_NAME
+from nearfar.export.preprocessing import FILE_NAME
 from nearfar.models import Embedder
 
 _ONNX = """\
@@ -18,7 +18,7 @@ session = onnxruntime.InferenceSession("{file}")
 def prepare(path):
     image = ImageOps.exif_transpose(Image.open(path)).convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-{cut}
+{crop}
     pixels = np.asarray(image{convert}, np.float32).reshape({height}, {width}, {count}){flip} / 255
     return ((pixels - {mean}) / {std}).transpose(2, 0, 1)
 
@@ -51,7 +51,7 @@ _CROP = """\
     image = image.resize(({width}, {height}), Image.Resampling.{filter})"""
 
 _TORCHSCRIPT = """\
-A program of TorchScript's: load it only where you trust whoever made it.
+TorchScript archives contain programs: load them only from sources you trust.
 
 ```python
 import torch
@@ -65,19 +65,19 @@ libtorch loads it with `torch::jit::load`. The archive holds `{file}` too: `torc
 _extra_files=files)` puts it into `files = {{"{file}": ""}}`."""
 
 _SAFETENSORS = """\
-`pip install 'nearfar[models]'`. Tensors and JSON: loading it runs nothing.
+`pip install 'nearfar[models]'`. The file contains only tensors and JSON.
 
 ```python
 {torch}from nearfar.models import Embedder
 
 model = Embedder.load("model.safetensors")
-a, b = model.embed({given})
+a, b = model.embed({example})
 print({compare})    # {meaning}
 ```"""
 
 
 def text(kind: str, model: Embedder, *, quantised: bool) -> str:
-    """What stands below "Use" in the card."""
+    """The section "Use" of the card."""
     transform, shape = model.preprocess, input_shape(model)
     height, width = transform.height_width
     binary = model.settings.head == "hash"
@@ -88,14 +88,14 @@ def text(kind: str, model: Embedder, *, quantised: bool) -> str:
         "file": FILE_NAME,
         "input": input_name(model),
         "shape": ", ".join(map(str, shape)),
-        "meaning": "the bits that differ" if binary else "the cosine of the two",
+        "meaning": "the number of different bits" if binary else "the cosine",
         "paths": '"a.jpg", "b.jpg"',
         "compare": "((a > 0) != (b > 0)).sum()" if binary else "a @ b",
     }
     if kind == "torchscript":
         return _TORCHSCRIPT.format(**values)
     if kind == "safetensors":
-        values["given"] = f"[{values['paths']}]" if len(shape) == 3 else f"torch.zeros(2, {shape[0]})"
+        values["example"] = f"[{values['paths']}]" if len(shape) == 3 else f"torch.zeros(2, {shape[0]})"
         values["torch"] = "" if len(shape) == 3 else "import torch\n"
         return _SAFETENSORS.format(**values)
     file = "model-int8.onnx" if quantised else "model.onnx"
@@ -114,5 +114,5 @@ def text(kind: str, model: Embedder, *, quantised: bool) -> str:
         "mean": list(transform.mean),
         "std": list(transform.std),
     }
-    values["cut"] = (_CROP if transform.crop else _STRETCH).format(**values)
+    values["crop"] = (_CROP if transform.crop else _STRETCH).format(**values)
     return _ONNX.format(**values)

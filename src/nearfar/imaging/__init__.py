@@ -1,19 +1,20 @@
-"""One image, from wherever it is to the tensor a network takes. `nearfar.data` and `nearfar.models` both build on this.
+"""Decoding and preprocessing of single images, used by `nearfar.data` and `nearfar.models`.
 
-Source, ImageLike  ->  sources.py     a path, bytes, a place in a file, pixels; what tells one image from another
-                   ->  decoding.py    eight-bit RGB the right way up, or BrokenImageError
-                   ->  evaluation.py  EvalTransform: resized, cropped, normalised, the same every time
-any other callable ->  foreign.py     torchvision, albumentations, kornia, a function of your own
-a folder           ->  listing.py     the image files below it
+sources.py         kinds of image sources (path, bytes, byte range, pixels) and their identity
+decoding.py        decodes a source to upright 8-bit RGB, or raises BrokenImageError
+pixels.py          cropping, resizing, channel order and normalisation
+eval_transform.py  EvalTransform: the deterministic transform of evaluation
+callables.py       transforms of torchvision, albumentations and kornia, and plain functions
+listing.py         image files below a folder
 
-    >>> import numpy as np
-    >>> from nearfar.imaging import EvalTransform
-    >>> EvalTransform(8, 10)(np.zeros((40, 20, 3), np.uint8)).shape
-    torch.Size([3, 8, 8])
+>>> import numpy as np
+>>> from nearfar.imaging import EvalTransform
+>>> EvalTransform(8, 10)(np.zeros((40, 20, 3), np.uint8)).shape
+torch.Size([3, 8, 8])
 """
 
 from nearfar.imaging.decoding import load_image
-from nearfar.imaging.evaluation import EvalTransform
+from nearfar.imaging.eval_transform import EvalTransform
 from nearfar.imaging.listing import images_below
 from nearfar.imaging.sources import BrokenImageError, ImageLike, Source, Span, TooManyBrokenImagesError, identity
 

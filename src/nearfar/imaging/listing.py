@@ -10,38 +10,36 @@ EXTENSIONS = frozenset(
 
 
 def images_below(folder: str | os.PathLike[str]) -> list[str]:
-    """The image files in a folder and its subfolders, as paths relative to it with "/" between, in sorted order.
+    """The image files in a folder and its subfolders, as sorted relative paths separated by "/".
 
-    Links are followed, but for those that lead back to a folder they are in. What is hidden (.name) does not count, nor
-    do pipes and devices, whatever they are called. Links to nothing or to themselves are listed: a
-    loader reports them.
+    Links are followed unless they lead back to a folder that contains them. Hidden names (.name), pipes and devices
+    are skipped. Broken links are listed, so that a loader reports them.
     """
-    found: list[str] = []
-    waiting = [("", frozenset[tuple[int, int]]())]
-    while waiting:
-        here, above = waiting.pop()
-        place = Path(folder, here)
-        state = place.stat()
-        if (state.st_dev, state.st_ino) in above:
+    images: list[str] = []
+    pending = [("", frozenset[tuple[int, int]]())]
+    while pending:
+        relative, ancestors = pending.pop()
+        state = Path(folder, relative).stat()
+        if (state.st_dev, state.st_ino) in ancestors:
             continue
-        above |= {(state.st_dev, state.st_ino)}
-        with os.scandir(place) as entries:
+        ancestors |= {(state.st_dev, state.st_ino)}
+        with os.scandir(Path(folder, relative)) as entries:
             for entry in entries:
-                name = f"{here}/{entry.name}" if here else entry.name
+                name = f"{relative}/{entry.name}" if relative else entry.name
                 if entry.name.startswith("."):
                     continue
-                if _leads_to(entry.is_dir):
-                    waiting.append((name, above))
+                if _true(entry.is_dir):
+                    pending.append((name, ancestors))
                 elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS and (
-                    _leads_to(entry.is_file) or (entry.is_symlink() and not os.path.exists(entry.path))
+                    _true(entry.is_file) or (entry.is_symlink() and not os.path.exists(entry.path))
                 ):
-                    found.append(name)
-    return sorted(found)
+                    images.append(name)
+    return sorted(images)
 
 
-def _leads_to(kind: Callable[[], bool]) -> bool:
-    """Whether an entry is of a kind; a link that leads in circles is of none."""
+def _true(is_kind: Callable[[], bool]) -> bool:
+    """`is_kind()`, or False for a link that leads in circles."""
     try:
-        return kind()
+        return is_kind()
     except OSError:
         return False

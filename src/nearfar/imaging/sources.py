@@ -1,4 +1,4 @@
-"""Where an image may be, how messages call it, and what tells it from another."""
+"""Image sources: paths, encoded bytes, byte ranges and pixels, with their descriptions and identities."""
 
 import hashlib
 import os
@@ -39,7 +39,7 @@ class Readable(Protocol):
 
 
 class ImageSequence(Protocol):
-    """Many images, none of them touched before it is asked for: a list, or a column of a table."""
+    """A lazy sequence of images: a list, or a column of a table."""
 
     def __len__(self) -> int: ...
 
@@ -47,10 +47,10 @@ class ImageSequence(Protocol):
 
 
 Source = str | PathLike[str] | bytes | Span | npt.NDArray[Any]
-"""One image of a data set: a path, an encoded image, a place in a file, or pixels (H, W), (H, W, 1) or (H, W, 3)."""
+"""One image of a data set: a path, encoded bytes, a byte range, or pixels (H, W), (H, W, 1) or (H, W, 3)."""
 
 ImageLike = Source | Readable | Image.Image
-"""Whatever can be decoded: a source, an open file, or a Pillow image."""
+"""Everything that can be decoded: a source, an open file or a Pillow image."""
 
 
 class BrokenImageError(NearfarError, ValueError):
@@ -65,11 +65,11 @@ class BrokenImageError(NearfarError, ValueError):
 
 
 class TooManyBrokenImagesError(NearfarError, RuntimeError):
-    """More images are broken than the run may do without."""
+    """The fraction of broken images exceeds `max_broken`."""
 
 
 def describe(image: ImageLike) -> str:
-    """Where an image is, for messages."""
+    """The source as messages name it."""
     if isinstance(image, Span):
         return f"{image.path} at byte {image.offset}"
     if isinstance(image, (str, PathLike)):
@@ -79,28 +79,28 @@ def describe(image: ImageLike) -> str:
     return f"pixels of shape {image.shape}" if isinstance(image, np.ndarray) else repr(image)
 
 
-def encoded(image: str | PathLike[str] | bytes | Readable) -> bytes:
-    """The encoded image, all of it at once: a file that turns out to be broken is not left open."""
+def read_encoded(image: str | PathLike[str] | bytes | Readable) -> bytes:
+    """The encoded bytes, read at once so that no broken file stays open."""
     if isinstance(image, bytes):
         return image
     return Path(image).read_bytes() if isinstance(image, (str, PathLike)) else image.read()
 
 
 def identity(source: Source) -> str:
-    """What tells this image from another, or from an earlier state of itself: the place, size and times of change of
-    its file, or a digest of what is in memory.
+    """A string that changes with the image: path, size and times of change of its file, or a digest of what is in
+    memory.
     """
     if isinstance(source, (bytes, np.ndarray)):
         return content(source)
     path = source.path if isinstance(source, Span) else os.fspath(source)
     state = os.stat(path)
-    # st_ctime too: what copies a file may set its time of change back, but cannot set that one.
-    place = f"{Path(path).resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
-    return f"{place} {source.offset} {source.length}" if isinstance(source, Span) else place
+    # Programs that copy a file may restore st_mtime, but not st_ctime.
+    file = f"{Path(path).resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
+    return f"{file} {source.offset} {source.length}" if isinstance(source, Span) else file
 
 
 def content(source: Source) -> str:
-    """A digest of the encoded image, or of its pixels: the same for a copy elsewhere."""
+    """A digest of the encoded image or its pixels, equal for copies of a file."""
     if isinstance(source, np.ndarray):
         return f"{source.shape} {source.dtype} {hashlib.sha256(np.ascontiguousarray(source).data).hexdigest()}"
-    return hashlib.sha256(encoded(source)).hexdigest()
+    return hashlib.sha256(read_encoded(source)).hexdigest()

@@ -7,8 +7,8 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nearfar.losses.wrappers import SumLoss
 
 Reduction = Literal["mean", "sum", "none"]
+Learned = Literal["classes", "scale", "boundary"]  # kinds of parameters, each with a learning rate of its own
 INSIDE = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
 
 
@@ -110,6 +111,18 @@ class Loss(Summand):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     logit_scale: nn.Parameter | None  # the logarithm of a learned scale
+    free_norm: ClassVar[bool] = False  # whether it is defined on features of any norm, and not of norm 1 alone
+    learned: ClassVar[Mapping[str, Learned]] = {  # of which kind its parameters are, if it has them
+        "weight": "classes",
+        "bias": "classes",
+        "scale": "scale",
+        "logit_scale": "scale",
+        "logit_bias": "boundary",
+        "beta": "boundary",
+        "base": "boundary",
+        "margin": "boundary",
+        "m": "boundary",
+    }
     num_classes: int = 0  # that have weights
     weighted: bool = False  # whether there are any: what is no parameter is found faster
     vectors_per_class: int = 1

@@ -2,8 +2,8 @@
 
 image ──► nearfar.imaging ─► trunk ──► pooling.py ──► heads.py, hashing.py ──► L2
                              │
-    trunks.py: by name       ├─ convnet.py, efficientnet.py, bn_inception.py, iresnet.py    our own, public key names
-                             └─ hub.py                                                      transformers, LoRA, timm
+    trunks.py: by name       ├─ convnet, efficientnet, bn_inception, resnet, iresnet        our own, public key names
+                             └─ hub                                                         transformers, LoRA, timm
 
     network.py        all of it as one module: what is computed, what is trained when
     embedder.py       the network by its name, over folders of images, saved and loaded

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import nearfar
 from nearfar.errors import InputError
 from nearfar.imaging import EvalTransform, ImageLike
-from nearfar.imaging.foreign import transformed
+from nearfar.imaging.callables import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import storage
 from nearfar.models.checkpoints import load_weights
@@ -26,7 +26,7 @@ from nearfar.models.fingerprint import describe_transform, digest_of
 from nearfar.models.hashing import pack_codes
 from nearfar.models.network import EmbeddingNetwork
 from nearfar.models.pooling import Pool
-from nearfar.models.settings import HeadName, HeadStart, Settings
+from nearfar.models.settings import FreezeBatchNorm, HeadName, HeadStart, Settings
 from nearfar.models.trunks import Trunk, open_trunk, reopen
 
 Images = str | os.PathLike[str] | Tensor | Iterable[ImageLike] | ImageSequence
@@ -48,13 +48,16 @@ class Embedder(EmbeddingNetwork):
         hidden: width of the "mlp" head; by default as many as there are features.
         layer_norm: normalise the features before the head to mean 0 and variance 1 (Proxy-NCA++).
         parts: stripes of the map, each with a head of its own, such as (1, 2, 3); see `Pooling`.
-        head_start: "random"; or "pca", "pca-whiten": principal components, which `fit_head(features)` finds, so that
+        head_start: "random" (He's normal distribution); "uniform", a linear head as `nn.Linear` starts; or "pca",
+            "pca-whiten": principal components, which `fit_head(features)` finds, so that
             the head starts near the features, where a random one starts below. By default "pca-whiten" with a frozen
             trunk, else "random".
         freeze_trunk: train the head alone.
         freeze_to: a module of the trunk, such as "_blocks.2" of efficientnet-lite0: it and all before it stay as they
             are. The first layers know edges and colours already, and take half of a step's time and memory.
-        freeze_batch_norm: keep the statistics, scales and shifts of the trunk's batch normalisation as they are.
+        freeze_batch_norm: keep the statistics, scales and shifts of the trunk's batch normalisation as they are, or
+            "statistics" alone.
+        batch_norm_momentum: how far the running statistics follow a batch; by default as the trunk has it, mostly 0.1.
         warmup_epochs: for so many epochs, only the head is trained; tell the epoch by `start_epoch(epoch)`.
         preprocess: an `EvalTransform` other than the trunk's own.
         transform: any callable of a Pillow image (torchvision's, albumentations', kornia's, your own) in place of
@@ -79,7 +82,8 @@ class Embedder(EmbeddingNetwork):
         head_start: HeadStart | None = None,
         freeze_trunk: bool = False,
         freeze_to: str | None = None,
-        freeze_batch_norm: bool = False,
+        freeze_batch_norm: FreezeBatchNorm = False,
+        batch_norm_momentum: float | None = None,
         warmup_epochs: int = 0,
         preprocess: EvalTransform | None = None,
         transform: Transform | None = None,
@@ -107,6 +111,7 @@ class Embedder(EmbeddingNetwork):
             freeze_trunk=freeze_trunk,
             freeze_to=freeze_to,
             freeze_batch_norm=freeze_batch_norm,
+            batch_norm_momentum=batch_norm_momentum,
             warmup_epochs=warmup_epochs,
         )
         self._put_together(opened, settings, transform, label_names, calibration or {})

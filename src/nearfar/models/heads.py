@@ -35,13 +35,16 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
 
 
 class LinearHead(nn.Module):
-    """W x + b, as the papers start it: He's normal distribution (fan-out), b = 0."""
+    """W x + b. It starts from He's normal distribution (fan-out) and b = 0, or, if `uniform`, as `nn.Linear` does:
+    W and b between ±1 / √channels.
+    """
 
-    def __init__(self, channels: int, dimension: int):
+    def __init__(self, channels: int, dimension: int, *, uniform: bool = False):
         super().__init__()
         self.linear = nn.Linear(channels, dimension)
-        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
-        nn.init.zeros_(self.linear.bias)
+        if not uniform:
+            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.as_tensor(self.linear(x))

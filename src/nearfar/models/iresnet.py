@@ -19,6 +19,7 @@ from nearfar.models.layers import conv_bn
 
 LAYERS = {34: (3, 4, 6, 3), 50: (3, 4, 14, 3), 100: (3, 13, 30, 3)}
 INPUT_SIZE = 112
+INITIAL_STD = 0.1
 
 
 class _Block(nn.Module):
@@ -42,6 +43,15 @@ class _Block(nn.Module):
         if self.downsample is not None:
             x = conv_bn(x, self.downsample[0], self.downsample[1])  # type: ignore[arg-type]
         return y + x
+
+
+def _start(conv: nn.Conv2d, bn: nn.BatchNorm2d) -> None:
+    """Draw the weights as insightface does, and start the statistics at the variance that such weights give an input of
+    variance 1. With the usual 1, the maps of an untrained network overflow in evaluation.
+    """
+    nn.init.normal_(conv.weight, 0, INITIAL_STD)
+    assert bn.running_var is not None
+    bn.running_var.fill_(conv.weight[0].numel() * INITIAL_STD**2)
 
 
 class IResNet(nn.Module):
@@ -70,9 +80,13 @@ class IResNet(nn.Module):
         self.fc = nn.Linear(512 * (INPUT_SIZE // 16) ** 2, dimension)
         self.features = nn.BatchNorm1d(dimension)
         self.features.weight.requires_grad_(False)  # 1: the norm of the output is not to be learned here
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.normal_(module.weight, 0, 0.1)
+        _start(self.conv1, self.bn1)
+        for block in self.modules():
+            if isinstance(block, _Block):
+                _start(block.conv1, block.bn2)
+                _start(block.conv2, block.bn3)
+                if block.downsample is not None:
+                    _start(block.downsample[0], block.downsample[1])  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-2:] != (INPUT_SIZE, INPUT_SIZE):

@@ -37,17 +37,21 @@ class EmbeddingNetwork(nn.Module):
         self.settings = settings
         self.pooling = Pooling(settings.pool, parts=settings.parts, prefix=trunk.prefix)
         self.heads = nn.ModuleList(self._make_head() for _ in range(self.pooling.count if settings.head else 0))
-        self.register_buffer("head_is_fitted", torch.tensor(settings.head_start == "random"))
+        self.register_buffer("head_is_fitted", torch.tensor(not settings.fits_head))
         # What the trunk's maker left to train: IResNet, for one, fixes a scale, and LoRA everything but its adapters.
         self._trainable = {name for name, parameter in self.trunk.named_parameters() if parameter.requires_grad}
+        if settings.batch_norm_momentum is not None:
+            for _, module in self._batch_norms():
+                module.momentum = settings.batch_norm_momentum
         self._frozen = self._parameters_to(settings.freeze_to) if settings.freeze_to is not None else set()
+        self.free_norm = False  # whether training sees the embeddings at the length that the head gives them
         self.start_epoch(0)
         self.train()
 
     def _make_head(self) -> Head:
         dimension = self.dimension // self.pooling.count
         if self.settings.head == "linear":
-            return LinearHead(self.channels, dimension)
+            return LinearHead(self.channels, dimension, uniform=self.settings.head_start == "uniform")
         if self.settings.head == "mlp":
             return MLPHead(self.channels, dimension, self.settings.hidden or self.channels)
         return HashingHead(self.channels, dimension)
@@ -76,9 +80,13 @@ class EmbeddingNetwork(nn.Module):
             images = images.contiguous(memory_format=torch.channels_last)
         return cast(Tensor, self.pooling(self.trunk(images)))
 
-    def project(self, features: Tensor) -> Tensor:
-        """Features to embeddings."""
-        if self.settings.head_start != "random" and not self.head_is_fitted:
+    def project(self, features: Tensor, free_norm: bool | None = None) -> Tensor:
+        """Features to embeddings, of norm 1.
+
+        Args:
+            free_norm: of the norm that the head gives them; by default so in training, where `self.free_norm` says so.
+        """
+        if self.settings.fits_head and not self.head_is_fitted:
             raise StateError(
                 f'the head is to start from the principal components of features (head_start="'
                 f'{self.settings.head_start}"): call fit_head(features) first, or choose head_start="random"'
@@ -89,7 +97,9 @@ class EmbeddingNetwork(nn.Module):
         together: Tensor = torch.cat(parts, 1)
         if self.settings.head == "hash":  # of norm 1 as it becomes binary
             return together / math.sqrt(len(parts))
-        return functional.normalize(together, dim=1)
+        if free_norm is None:
+            free_norm = self.free_norm and self.training
+        return together if free_norm else functional.normalize(together, dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.project(self.features(images))
@@ -122,6 +132,14 @@ class EmbeddingNetwork(nn.Module):
             cast(Head, head).start_at(weight, bias)
         self.head_is_fitted.fill_(True)
 
+    @torch.no_grad()
+    def scale_head(self, factor: float) -> None:
+        """Multiply what the heads give; those of hashing codes, which saturate, stay as they are."""
+        for head in self.heads:
+            for name, parameter in head.named_parameters() if not isinstance(head, HashingHead) else ():
+                if not name.startswith("up."):
+                    parameter.mul_(factor)
+
     def set_progress(self, fraction: float) -> None:
         """How much of training is done, from 0 to 1: hashing heads sharpen with it."""
         for head in self.heads:
@@ -132,7 +150,7 @@ class EmbeddingNetwork(nn.Module):
         """Choose what this epoch trains: the head alone during warm-up, then the trunk too, unless frozen."""
         trains = not self.settings.freeze_trunk and epoch >= self.settings.warmup_epochs
         frozen = set(self._frozen)
-        if self.settings.freeze_batch_norm:
+        if self.settings.freeze_batch_norm is True:
             frozen |= {f"{name}.{kind}" for name, _ in self._batch_norms() for kind in ("weight", "bias")}
         for name, parameter in self.trunk.named_parameters():
             parameter.requires_grad_(trains and name in self._trainable and name not in frozen)
@@ -147,7 +165,7 @@ class EmbeddingNetwork(nn.Module):
             raise InputError(f"the trunk has no part {last!r} to freeze to; it has, for example, {', '.join(near)}")
         return set(names[: own[-1] + 1])
 
-    def _batch_norms(self) -> Iterator[tuple[str, nn.Module]]:
+    def _batch_norms(self) -> Iterator[tuple[str, _BatchNorm]]:
         return ((name, module) for name, module in self.trunk.named_modules() if isinstance(module, _BatchNorm))
 
     def train(self, mode: bool = True) -> Self:

@@ -1,14 +1,15 @@
 """How an embedder is put together: what `Embedder` is given, checked, and what is saved with it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
 from nearfar.errors import InputError
 from nearfar.models.pooling import Pool
 
 HeadName = Literal["linear", "mlp", "hash"]
-HeadStart = Literal["random", "pca", "pca-whiten"]
+HeadStart = Literal["random", "uniform", "pca", "pca-whiten"]
+FreezeBatchNorm = bool | Literal["statistics"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,17 @@ class Settings:
     head_start: HeadStart
     freeze_trunk: bool
     freeze_to: str | None
-    freeze_batch_norm: bool
+    freeze_batch_norm: FreezeBatchNorm
     warmup_epochs: int
+    batch_norm_momentum: float | None = None  # those of older models do not say
 
     def __post_init__(self) -> None:
         if self.head not in ("linear", "mlp", "hash", None):
             raise InputError(f'head must be "linear", "mlp", "hash" or None, not {self.head!r}')
-        if self.head_start not in ("random", "pca", "pca-whiten"):
-            raise InputError(f'head_start must be "random", "pca" or "pca-whiten", not {self.head_start!r}')
+        if self.head_start not in get_args(HeadStart):
+            raise InputError(f"head_start must be one of {', '.join(get_args(HeadStart))}, not {self.head_start!r}")
+        if self.head_start == "uniform" and self.head != "linear":
+            raise InputError(f'head_start="uniform" goes with head="linear", not {self.head!r}')
         if self.head is None and self.head_start != "random":
             raise InputError(f"head=None gives the features themselves: head_start={self.head_start!r} starts nothing")
         if self.hidden is not None and self.head != "mlp":
@@ -42,8 +46,17 @@ class Settings:
             raise InputError(f"dimension={self.dimension} cannot be shared equally by {sum(self.parts)} parts")
         if self.freeze_to is not None and self.freeze_trunk:
             raise InputError("freeze_trunk=True keeps the whole trunk as it is: freeze_to goes without it")
+        if self.freeze_batch_norm not in (True, False, "statistics"):
+            raise InputError(f'freeze_batch_norm must be True, False or "statistics", not {self.freeze_batch_norm!r}')
+        if self.batch_norm_momentum is not None and not 0 < self.batch_norm_momentum <= 1:
+            raise InputError(f"batch_norm_momentum={self.batch_norm_momentum} must be above 0 and at most 1")
         if self.warmup_epochs < 0:
             raise InputError(f"warmup_epochs must not be negative: {self.warmup_epochs}")
+
+    @property
+    def fits_head(self) -> bool:
+        """Whether the head starts from features that `fit_head` is given."""
+        return self.head_start in ("pca", "pca-whiten")
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -53,6 +66,7 @@ class Settings:
     def from_json(cls, values: Mapping[str, Any]) -> "Settings":
         """From what `to_json` wrote."""
         known = {field.name for field in fields(cls)}
-        if values.keys() != known:
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if not needed <= values.keys() <= known:
             raise InputError(f"settings need exactly {', '.join(sorted(known))}")
         return cls(**{**values, "parts": tuple(values["parts"])})

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.errors import InputError, InputTypeError, MissingPackageError
+from nearfar.errors import InputError, InputTypeError, MissingFileError, MissingPackageError
 from nearfar.foundation.suggestions import suggestion
 from nearfar.imaging import EvalTransform
 from nearfar.imaging.pixels import Channels
-from nearfar.models import bn_inception, efficientnet, hub, iresnet
+from nearfar.models import bn_inception, efficientnet, hub, iresnet, resnet
 from nearfar.models.checkpoints import FromPublic, load_weights, read_weights
 from nearfar.models.convnet import ConvNet
 from nearfar.models.given import GivenFeatures
@@ -102,6 +102,17 @@ def _iresnet(depth: int) -> TrunkInfo:
     )
 
 
+def _resnet(depth: int) -> TrunkInfo:
+    return TrunkInfo(
+        f"resnet-{depth}",
+        lambda **options: resnet.ResNet(depth, **options),
+        EvalTransform(224, 256, interpolation="bilinear"),
+        "ResNet (2015), torchvision's and timm's checkpoints",
+        resnet.from_public,
+        lower="layer2",
+    )
+
+
 _TRUNKS = {
     info.name: info
     for info in (
@@ -122,6 +133,7 @@ _TRUNKS = {
             "Inception with batch normalisation (2015)",
             bn_inception.from_public,
         ),
+        *(_resnet(depth) for depth in resnet.LAYERS),
         *(_iresnet(depth) for depth in iresnet.LAYERS),
         TrunkInfo(
             "features",
@@ -230,7 +242,13 @@ def _by_name(
 
 
 def _load_file(module: nn.Module, path: str | os.PathLike[str], from_public: FromPublic) -> None:
-    load_weights(module, from_public(read_weights(path)), os.fspath(path))
+    try:
+        weights = read_weights(path)
+    except MissingFileError as error:
+        raise MissingFileError(
+            f"{error}; --weights FILE says where it is, --weights random starts without one"
+        ) from None
+    load_weights(module, from_public(weights), os.fspath(path))
 
 
 def _finished(

@@ -1,4 +1,4 @@
-"""What is trained, and on what."""
+"""The sizes of a training run and of its hardware."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FLOAT, LONG = 4, 8  # bytes
 
 @dataclass(frozen=True)
 class Item:
-    """A line of a plan: bytes, or seconds, and what for."""
+    """A line of a plan: bytes or seconds, and what they are used for."""
 
     name: str
     amount: float
@@ -21,34 +21,33 @@ class Item:
 
 @dataclass(frozen=True)
 class Total:
-    """Lines and their sum."""
+    """Lines of a plan and their sum."""
 
     items: tuple[Item, ...]
 
     @property
     def sum(self) -> float:
-        """Of all lines."""
         return sum(item.amount for item in self.items)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training run, as far as its memory and traffic go.
+    """The sizes of a training run that determine its memory and traffic.
 
     Args:
-        classes: C; of a loss of pairs, they do not matter.
+        classes: C; ignored by pair losses.
         dimension: D.
-        batch: B, of all processes together.
+        batch: B, the global batch.
         world: N.
         kind: "softmax": samples are compared with class vectors (ArcFace, NormFace, Circle, Proxy-NCA, SoftTriple ...).
             "proxy": class vectors with samples (Proxy-Anchor). "pair": samples with each other.
-        sharded: whether each process has a part of the class vectors, or all of them.
-        sample_rate: share of the other classes that take part in a step.
+        sharded: whether the class vectors are divided among the processes; otherwise each process has all of them.
+        sample_rate: fraction of the negative classes that a step compares with.
         vectors_per_class: K.
-        optimiser: of everything.
+        optimiser: the optimiser of the network and of the class vectors.
         parameters: P.
         activations: bytes that the network keeps for a sample until its backward pass.
-        operations: of the network for a sample, forward (a multiplication and an addition are two).
+        operations: floating-point operations of the network's forward pass for a sample.
     """
 
     classes: int
@@ -72,49 +71,48 @@ class Job:
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)} must not be negative")
         if not 0 < self.sample_rate <= 1:
-            raise InputError(f"sample_rate={self.sample_rate} is a share of the classes, above 0 and up to 1")
+            raise InputError(f"sample_rate={self.sample_rate} must be a fraction of the classes, above 0 and up to 1")
         if self.batch < self.world:
-            raise InputError(f"a batch of {self.batch:,} gives not every one of {self.world:,} processes a sample")
+            raise InputError(f"batch={self.batch:,} must be at least one sample for each of {self.world:,} processes")
 
     @property
     def samples(self) -> int:
-        """Of a process, in a batch; the most that one has."""
+        """The largest number of samples of a process in a batch."""
         return math.ceil(self.batch / self.world)
 
     @property
     def rows(self) -> int:
-        """Class vectors that a process has; the most that one has."""
+        """The largest number of class vectors that a process holds."""
         if self.kind == "pair":
             return 0
         return (math.ceil(self.classes / self.world) if self.sharded else self.classes) * self.vectors_per_class
 
     @property
     def table(self) -> int:
-        """Bytes of them."""
+        """The bytes of these class vectors."""
         return self.rows * self.dimension * FLOAT
 
     @property
     def rows_in_step(self) -> int:
-        """Class vectors that a process compares with in a step: its share, whether it has others too or not."""
+        """Class vectors that a process compares with in a step: its share, also if it holds all of them."""
         if self.kind == "pair":
             return 0
         share = math.ceil(self.classes / self.world) * self.vectors_per_class
         if self.sample_rate == 1:
             return share
-        own = min(share, math.ceil(self.batch / self.world) * self.vectors_per_class)  # classes of the batch
-        return min(share, own + math.ceil(share * self.sample_rate))
+        positives = min(share, self.samples * self.vectors_per_class)  # classes of the batch
+        return min(share, positives + math.ceil(share * self.sample_rate))
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a process has: by default, one A100 of 80 GB in a machine with a 200 Gbit/s adapter for each, at rates that
-    programs sustain rather than those of the data sheet.
+    """The hardware of a process. The defaults are the sustained rates of one A100 with 80 GB and a 200 Gbit/s adapter.
 
     Args:
         memory: bytes.
-        operations: a second, of matrix products in float32 (TF32).
-        bandwidth: bytes a second, of its memory.
-        link: bytes a second that it sends to others.
+        operations: floating-point operations per second of matrix products (TF32).
+        bandwidth: bytes per second of its memory.
+        link: bytes per second that it sends to other processes.
         latency: seconds of a message between two processes.
     """
 

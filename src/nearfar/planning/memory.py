@@ -1,24 +1,23 @@
-"""What a process holds: between steps, and at most within one."""
+"""The memory of a process, between steps and within a step."""
 
 from dataclasses import dataclass
 
 from nearfar.planning.job import FLOAT, LONG, Item, Job, Total
 
-# Numbers that an optimiser keeps for a weight, and that a step of it computes besides, all at once.
-STATES = {"adamw": 2, "adam": 2, "rmsprop": 2, "sgd": 1}
-TEMPORARIES = {"adamw": 2, "adam": 2, "rmsprop": 1, "sgd": 0}
-BUDGET = 104 * 10**6  # bytes of similarities that a loss keeps between its passes, at most (memory_budget)
+STATES = {"adamw": 2, "adam": 2, "rmsprop": 2, "sgd": 1}  # numbers that an optimiser keeps for each weight
+TEMPORARIES = {"adamw": 2, "adam": 2, "rmsprop": 1, "sgd": 0}  # numbers for each weight during its step
+BUDGET = 104 * 10**6  # memory_budget of the losses: bytes of similarities kept between passes
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a process.
+    """The bytes of a process.
 
     Attributes:
-        between: what it holds between steps, the last gradients among it.
-        loss: what the loss needs besides, in its forward and backward pass.
-        step: what the optimiser needs besides, in its step.
-        network: what the network needs besides, until its backward pass is over.
+        between: held between steps, including the last gradients.
+        loss: needed in addition by the loss, forward and backward.
+        step: needed in addition by the optimiser's step.
+        network: needed in addition by the network until its backward pass ends.
     """
 
     between: Total
@@ -28,36 +27,36 @@ class Memory:
 
     @property
     def kept(self) -> float:
-        """Between steps."""
+        """Bytes held between steps."""
         return self.between.sum
 
     @property
     def peak(self) -> float:
-        """At most: in the loss, with the network's activations; or in the optimiser's step."""
+        """The larger of the loss with the network's activations, and the optimiser's step."""
         return self.kept + max(self.loss.sum + self.network.sum, self.step.sum)
 
 
 def memory_of(job: Job) -> Memory:
-    """What a process needs for this."""
+    """The memory that a process needs for a job."""
     table, states = job.table, STATES[job.optimiser]
-    lazy = job.sample_rate < 1 and job.kind != "pair"
+    sampled = job.sample_rate < 1 and job.kind != "pair"
     between = [
         Item("class vectors", table),
         Item("their gradient", table),
-        Item(f"what {job.optimiser} keeps for them", states * table + (job.rows * FLOAT if lazy else 0)),
+        Item(f"their {job.optimiser} states", states * table + (job.rows * FLOAT if sampled else 0)),
         Item("network, gradients, buckets, optimiser", (3 + states) * job.parameters * FLOAT),
     ]
-    touched = job.rows_in_step * job.dimension * FLOAT
-    # The gradient of the last step is gone when a new one is formed, tile by tile, and handed on.
-    forming = touched if not lazy else 2 * touched
+    updated = job.rows_in_step * job.dimension * FLOAT
+    # The last step's gradient has been freed when the new one is formed.
+    forming = updated if not sampled else 2 * updated
     similarities = job.batch * (job.rows_in_step if job.kind != "pair" else job.batch) * FLOAT
     loss = [
         Item("similarities, in tiles", min(BUDGET, similarities)),
-        Item("embeddings of all processes, and their gradient", 3 * job.batch * job.dimension * FLOAT),
-        Item("labels and statistics of the rows", job.batch * (2 * LONG + 8 * FLOAT)),
-        Item("the class vectors' gradient while it is formed", forming),
+        Item("embeddings of all processes, with gradients", 3 * job.batch * job.dimension * FLOAT),
+        Item("labels and row statistics", job.batch * (2 * LONG + 8 * FLOAT)),
+        Item("the new gradient of the class vectors", forming),
     ]
-    moving = (TEMPORARIES[job.optimiser] + (5 if lazy else 0)) * (touched if lazy else table)
-    step = [Item("the optimiser's step of the class vectors", moving)]
+    temporaries = (TEMPORARIES[job.optimiser] + (5 if sampled else 0)) * (updated if sampled else table)
+    step = [Item("temporaries for the class vectors", temporaries)]
     network = [Item(f"activations of {job.samples:,} samples", job.samples * job.activations)]
     return Memory(*(Total(tuple(item for item in items if item.amount)) for items in (between, loss, step, network)))

@@ -41,6 +41,8 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
     if (step := best_step(files)) is not None:
         words += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
     section.paragraph(words)
+    if "norms" in metrics:
+        section.paragraph(f"The loss saw embeddings {metrics['norms']}. Everything here is measured by their cosines.")
     for note in notes:
         section.paragraph(f"Note: {note}.")
     names = [name for name in after if isinstance(after[name], (int, float))]
@@ -50,7 +52,8 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
     for chosen, fold in ((main, ""), ([name for name in names if name not in main], "All other metrics")):
         if chosen:
             rows = [[name, *(_with_interval(name, own) for own in found.values())] for name in chosen]
-            caption = "" if fold else "With 95 % intervals over classes: what other classes like these would give."
+            rest = f"With 95 % intervals that rest on {table.num_classes:,} classes: what others like them would give."
+            caption = "" if fold else rest
             section.table(header, rows, caption=caption, fold=fold)
 
 

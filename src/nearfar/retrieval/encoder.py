@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from nearfar.data import FeatureCache
 from nearfar.data.features import by_steps
 from nearfar.foundation.folders import cache_folder
-from nearfar.imaging.foreign import transformed
+from nearfar.imaging.callables import transformed
 from nearfar.imaging.sources import ImageSequence
 from nearfar.models import Embedder
 from nearfar.models.extraction import extract, listed

@@ -10,6 +10,7 @@ import numpy as np
 
 import nearfar.data
 from nearfar.data import Files, Images, Source, Table, TooManyBrokenImagesError, identity
+from nearfar.data.opening import path_of, reopen
 from nearfar.data.survey import survey
 from nearfar.data.tables import UNLABELLED
 from nearfar.errors import MissingFileError, NearfarError
@@ -78,7 +79,7 @@ def open_gallery(
         return Gallery(_of_files(names), Texts.of(names))
     if len(data) != 1:
         raise RetrievalError("give one data set, or image files: several data sets are indexed one after the other")
-    return gallery_of(nearfar.data.open(data[0], layout), data[0], split)
+    return gallery_of(reopen(str(data[0]), layout), data[0], split)
 
 
 def are_files(data: Sequence[str | os.PathLike[str]]) -> bool:
@@ -132,7 +133,8 @@ def gallery_for(
     """What is given, or the data of a run where nothing is, without what cannot be read."""
     allowed = own.max_broken if max_broken is None else max_broken
     layout = None if data else own.layout
-    return readable_gallery(data or [own.path], layout, split, max_broken=allowed, display=display)
+    named = [path_of(path) for path in data] or [own.path]
+    return readable_gallery(named, layout, split, max_broken=allowed, display=display)
 
 
 def readable_files(names: Sequence[str | os.PathLike[str]]) -> tuple[list[str], dict[str, str]]:
@@ -182,7 +184,7 @@ class Pictures:
             return None
         if data not in self._tables:
             try:
-                self._tables[data] = nearfar.data.open(data)
+                self._tables[data] = reopen(data)
             except (OSError, NearfarError):
                 self._tables[data] = None
         table = self._tables[data]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from nearfar.imaging import BrokenImageError, Source
-from nearfar.imaging.decoding import broken_if_it_fails, decode, load_image, open_image, upright_size
+from nearfar.imaging.decoding import broken_image_errors, decode, load_image, open_image, upright_size
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "BMP": "image/bmp", "GIF": "image/gif"}
 SIDES = (96, 192, 384)
@@ -34,7 +34,7 @@ def checked(content: bytes, most_pixels: int) -> Upload:
     if not content:
         raise BrokenImageError("the upload", "it is empty")
     name = f"the upload ({len(content):,} bytes)"
-    with broken_if_it_fails(name):
+    with broken_image_errors(name):
         Image.init()
         opened = Image.open(io.BytesIO(content), formats=[one for one in FORMATS if one in Image.OPEN])
         width, height = opened.size

@@ -16,8 +16,8 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 
-import nearfar.data
 from nearfar.data import SPLITS, Source
+from nearfar.data.opening import reopen
 from nearfar.errors import FileError, InputError, NearfarError
 from nearfar.models.extraction import progress_bar
 from nearfar.retrieval.build import add_images
@@ -153,13 +153,13 @@ def evaluated_of(run: Run) -> Evaluated | None:
     config = run.config
     try:
         parts = parts_of(run)
-        ids = gallery_of(nearfar.data.open(config.data.path, config.data.layout), config.data.path).ids
+        ids = gallery_of(reopen(config.data.path, config.data.layout), config.data.path).ids
     except (OSError, NearfarError):
         return None
     for note in parts.notes:
         print(f"note: {note}", flush=True)
     rows = tested(parts)
-    if rows is None:
+    if rows is None or ROW not in rows.columns:  # other data, which the gallery does not hold
         return None
     everyone = np.ones(len(rows), np.bool_)
     query, gallery = everyone, everyone

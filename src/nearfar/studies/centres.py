@@ -48,6 +48,7 @@ VARIANTS = (
     Variant("Center, near zero", ("center",), "near zero"),
     Variant("Softmax + Center, spread", ("softmax", "center"), "spread"),
     Variant("Softmax + Center, near zero", ("softmax", "center"), "near zero"),
+    Variant("Modified softmax", ("modified",)),
     Variant("SphereFace", ("sphereface",)),
 )
 
@@ -140,6 +141,7 @@ def make_loss(variant: Variant, options: Options) -> nn.Module:
     alone = variant.losses == ("center",)
     configs = {
         "softmax": LossConfig("SoftmaxLoss"),
+        "modified": LossConfig("ModifiedSoftmaxLoss"),
         "center": LossConfig("CenterLoss", {"alpha": options.alpha}, weight=1.0 if alone else options.weight),
         "sphereface": LossConfig("SphereFaceLoss", {"margin": options.margin, "decay": 300 / options.steps}),
     }
@@ -193,14 +195,18 @@ def _sentences(ends: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _features(rows: Sequence[Mapping[str, Any]], toy: Toy) -> Figure:
     labels = toy.labels[toy.held_out].numpy()
-    with style.figure(7.6, 5.4) as drawn:
-        for axes, row in zip(drawn.subplots(2, 3).ravel(), rows, strict=True):
+    with style.figure(9.6, 5.2) as drawn:
+        panels = drawn.subplots(2, 4).ravel()
+        for axes in panels[len(rows) :]:
+            axes.set_axis_off()
+        for axes, row in zip(panels, rows, strict=False):
             places = np.array(row["features"])
             for label in range(toy.classes):
-                colour, _, marker = LOOKS[label % len(LOOKS)]
+                colour, _, marker = LOOKS[label] if toy.classes <= len(LOOKS) else (f"C{label}", "", "o")
                 x, y = places[labels == label].T
                 axes.plot(x, y, marker, color=colour, markersize=3.5, alpha=0.8, markeredgewidth=0)
             reach = 1.12 * float(np.abs(places).max())
+            axes.plot(0, 0, "+", color="0.4", markersize=7)
             axes.set(title=row["variant"], xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
             axes.locator_params(nbins=3)
     return drawn
@@ -209,7 +215,7 @@ def _features(rows: Sequence[Mapping[str, Any]], toy: Toy) -> Figure:
 def _separation(curves: Sequence[Mapping[str, Any]], seed: int) -> Figure:
     with style.figure(style.WIDTH + 0.6, style.HEIGHT + 1.1) as drawn:
         axes = drawn.subplots()
-        for variant, (colour, line, _) in zip(VARIANTS, LOOKS, strict=True):
+        for variant, (colour, line, _) in zip(VARIANTS, (*LOOKS, ("0.6", ":", "")), strict=True):
             own = [row for row in curves if row["variant"] == variant.name and row["seed"] == seed]
             x, y = [row["step"] for row in own], [row["between"] / own[0]["between"] for row in own]
             axes.plot(x, y, color=colour, linestyle=line, label=variant.name)

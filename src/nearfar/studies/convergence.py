@@ -1,28 +1,27 @@
-"""How losses converge: similarities and Recall@1 by steps and by seconds, and where pairs cross the boundary.
+"""How losses converge: Recall@1 and similarities by steps and by seconds, and where pairs cross the boundary.
 
-Heads are trained on cached features with several losses, from the same start. On the way: the mean similarity of
-positive and of negative pairs (Sun et al., Circle Loss, 2020, Fig. 4), and Recall@1 on the test classes (Kim et al.,
-Proxy Anchor Loss, 2020, Fig. 1), which decides nothing. Then, for AM-Softmax and Circle with class vectors, where the
-pairs of training images come to lie: when they first cross the boundary of their loss, and in the end (Circle Loss,
-Fig. 5).
+Whole small networks are trained to their end, each loss by its defaults and by the best of a few settings, as many for
+each loss, tried on classes that are held out from training. On the way: Recall@1 on the test classes (Kim et al., Proxy
+Anchor Loss, 2020, Fig. 1), which decides nothing, and the mean similarity of positive and of negative pairs (Sun et
+al., Circle Loss, 2020, Fig. 4). Then, for AM-Softmax and Circle with class vectors, where the pairs of training images
+come to lie: when they first cross the boundary of their loss, and in the end (Circle Loss, Fig. 5).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nearfar.compare.ground import Fold, Ground
-from nearfar.compare.spaces import CLASS_FORM, read_contestant
-from nearfar.compare.statistics import half_width
+from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Choice, Range, has_proxies, read_contestant, space_of
 from nearfar.studies import convergence_figures as figures
 from nearfar.studies import crossing
-from nearfar.studies.heads import Heads, measured
-from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, Row, cells
-from nearfar.training.config import option
+from nearfar.studies.networks import NetworkOptions, Networks
+from nearfar.studies.study import Drawing, Findings, Progress, Row, cells
+from nearfar.studies.sweep import over_seeds, per_cent
+from nearfar.training.config import LossConfig, option
 from nearfar.training.learner import Learner, Step
 from nearfar.training.options import ConfigError
 from nearfar.training.recorder import mean_similarities
@@ -35,19 +34,21 @@ LOSSES = (
     "AMSoftmaxLoss",
     f"CircleLoss{CLASS_FORM}",
 )
+METRIC = "recall@1"
 NEARLY = 0.9  # of the way from the start to the best end
 MOST_LOSSES = len(LOSSES)
+DEFAULTS, BEST = "defaults", "best"
+FACTOR, PART = 3.0, 0.25  # how far from its default a setting is tried: times or over; of a range that is not a scale
 
 
 @dataclass(frozen=True)
-class Options(HeadOptions):
+class Options(NetworkOptions):
     """What is trained, and how often it is looked at."""
 
-    classes: int | None = option(200, "use so many training and so many test classes alone, the first ones")
     losses: tuple[str, ...] = option(LOSSES, "to compare, up to six; CircleLoss/class is the form with class vectors")
-    steps: int = option(240, "of a training")
-    looks: int = option(12, "at the test classes, on the way")
-    tracked: int = option(400, "training images whose pairs are followed to the boundary; 0: none")
+    trials: int = option(4, "settings of each loss that are tried, its defaults first; 1: defaults alone")
+    looks: int = option(8, "at the test classes, on the way")
+    tracked: int = option(200, "training images whose pairs are followed to the boundary; 0: none")
     am_margin: float = option(0.35, "AM-Softmax's m, for the pairs at the boundary")
     circle_margins: tuple[float, ...] = option((0.325, 0.25), "Circle's m; the first touches AM-Softmax's boundary")
     gamma: float = option(64.0, "scale of both, for the pairs at the boundary")
@@ -58,12 +59,15 @@ class Options(HeadOptions):
             raise ConfigError(f"there are {self.steps} steps to look at, from 1 to as many looks, not {self.looks}")
         if not 1 <= len(self.losses) <= MOST_LOSSES:
             raise ConfigError(f"convergence shows 1 to {MOST_LOSSES} losses, not {len(self.losses)}")
+        if self.trials < 1:
+            raise ConfigError("trials must be at least 1, the defaults")
         for name in self.losses:
             read_contestant(name)
 
     def small(self) -> Self:
         losses = ("ProxyAnchorLoss", f"CircleLoss{CLASS_FORM}")
-        return replace(self, seeds=1, classes=12, losses=losses, steps=12, looks=3, tracked=40, circle_margins=(0.325,))
+        few = replace(self, seeds=1, classes=12, losses=losses, steps=12, looks=3, trials=2)
+        return replace(few, tracked=40, circle_margins=(0.325,))
 
     @property
     def look_at(self) -> list[int]:
@@ -72,33 +76,57 @@ class Options(HeadOptions):
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Curves of every loss and seed; pairs at the boundary of the first seed."""
-    heads = Heads(replace(options.config, seed=options.seed), options.classes, say=progress)
-    curves = cells(
-        [{"loss": name, "seed": seed} for name in options.losses for seed in options.all_seeds],
-        lambda setting: train_curve(heads, setting["loss"], setting["seed"], options),
+    """The search, curves of every loss and seed, and pairs at the boundary of the first seed."""
+    networks = Networks(replace(options.config, seed=options.seed), options.classes)
+    tried = cells(
+        [{"search": name, "trial": trial} for name in options.losses for trial in range(options.trials)]
+        if options.trials > 1
+        else [],
+        lambda setting: try_out(networks, setting["search"], setting["trial"], options),
         folder,
         progress,
     )
-    steps = curve_rows(curves)
-    tables: dict[str, Sequence[Row]] = {"curves": steps, "seconds": second_rows(curves), "ends": end_rows(curves)}
+    chosen = {name: best_of(tried, name) for name in options.losses}
+    curves = cells(
+        [
+            {"loss": name, "settings": settings, "options": chosen[name] if settings == BEST else {}, "seed": seed}
+            for name in options.losses
+            for settings in ((DEFAULTS, BEST) if chosen[name] else (DEFAULTS,))
+            for seed in options.all_seeds
+        ],
+        lambda setting: train_curve(networks, setting["loss"], setting["options"], setting["seed"], options),
+        folder,
+        progress,
+    )
+    # Where the defaults were the best of the search, they stand for both.
+    same = [{**curve, "settings": BEST} for curve in curves if not chosen[curve["loss"]]] if options.trials > 1 else []
+    shown = [*curves, *same]
+    tables: dict[str, Sequence[Row]] = {
+        "curves": curve_rows(shown),
+        "seconds": second_rows(shown),
+        "ends": end_rows(shown),
+    }
+    if tried:
+        tables["search"] = [{key: str(v) if key == "options" else v for key, v in row.items()} for row in tried]
     drawn = {
         "recall": Drawing(
-            figures.recall(curves, options.losses), "Recall@1 on test classes, by steps and by seconds.", wide=True
+            figures.recall(shown, options.losses),
+            "Recall@1 on test classes, by steps and by seconds of the processor; means over seeds.",
+            wide=True,
         ),
         "similarities": Drawing(
-            figures.similarities(curves, options.losses),
-            "Mean similarity in training batches, of positive pairs (left) and of negative pairs (right).",
+            figures.similarities([c for c in shown if c["settings"] == DEFAULTS], options.losses),
+            "Mean similarity in training batches, of positive pairs (left) and of negative pairs (right), by defaults.",
             wide=True,
         ),
     }
-    sentences = _about_curves(curves, options)
+    sentences = [setting_of(networks, options), *about_curves(shown, options)]
     if options.tracked:
         members = crossing.members(options.am_margin, options.circle_margins, options.gamma)
         found = cells(
             [{"pairs of": name, "seed": options.seed} for name in members],
             lambda setting: crossing.track(
-                heads, members[setting["pairs of"]], options.tracked, options.steps, setting["seed"]
+                networks, members[setting["pairs of"]], options.tracked, options.steps, setting["seed"]
             ),
             folder,
             progress,
@@ -110,67 +138,113 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
             "they first cross the boundary (dashed), and after the last step.",
             wide=True,
         )
-        sentences += [crossing.sentence(row) for row in found]
+        sentences += [crossing.sentence(row) for row in found] + crossing.verdict(found)
     return Findings(tables, drawn, sentences)
+
+
+# The search
+
+
+def trial_options(name: str, trial: int, seed: int) -> dict[str, Any]:
+    """Options of `nearfar train` for a trial: none for the first one, then near the defaults, drawn at random."""
+    if not trial:
+        return {}
+    loss, drawn = read_contestant(name), {}
+    random = np.random.default_rng([seed, trial])
+    for key, space in space_of(loss, RANDOM_RATE).items():
+        if isinstance(space, Choice):
+            drawn[key] = space.values[random.integers(len(space.values))]
+        else:
+            value = near(space, float(random.uniform(-1, 1)))
+            drawn["optimiser.proxies" if key == "proxies" else key] = float(f"{value:.3g}")
+    return drawn
+
+
+def near(space: Range, way: float) -> float:
+    """A value within the range, from a third of its start to three times that for a scale.
+
+    >>> near(Range(1, 100, log=True), 1.0), near(Range(0.0, 0.4), -1.0)
+    (30.0, 0.1)
+    """
+    value = space.first * FACTOR**way if space.log else space.first + way * PART * (space.high - space.low)
+    return min(max(value, space.low), space.high)
+
+
+def try_out(networks: Networks, name: str, trial: int, options: Options) -> dict[str, Any]:
+    """One setting of a loss on the held-out classes."""
+    chosen = trial_options(name, trial, options.seed)
+    found = networks.train(
+        with_own(read_contestant(name), chosen), options.seed, options.steps, options=rates(chosen),
+        rows=networks.to_choose,
+    )  # fmt: skip
+    return {"options": chosen, METRIC: found.recall}
+
+
+def with_own(loss: LossConfig, options: Mapping[str, Any]) -> LossConfig:
+    """The loss with its own arguments among the options."""
+    own = {key.removeprefix("loss."): value for key, value in options.items() if key.startswith("loss.")}
+    return replace(loss, arguments={**loss.arguments, **own})
+
+
+def rates(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not the loss's."""
+    return {key: value for key, value in options.items() if not key.startswith("loss.")}
+
+
+def best_of(tried: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """The options of the best trial of a loss; none where its defaults are as good."""
+    own = [row for row in tried if row["search"] == name]
+    return dict(max(own, key=lambda row: -math.inf if row[METRIC] is None else row[METRIC])["options"]) if own else {}
 
 
 # Curves
 
 
-class Recorder:
-    """Follows a training: similarities of every batch, Recall@1 at some steps, and seconds without the looks."""
-
-    def __init__(self, ground: Ground, fold: Fold, look_at: Sequence[int]):
-        self._ground, self._fold, self._look_at = ground, fold, set(look_at)
-        self.similarities: list[tuple[float, float]] = []
-        self.looks: list[tuple[int, float, float | None]] = [(0, 0.0, self._recall())]
-        self._seconds = 0.0
-
-    def __call__(self, learner: Learner, step: Step, seconds: float) -> None:
-        self._seconds += seconds
-        self.similarities.append(mean_similarities(step.embeddings, step.labels))
-        if learner.done in self._look_at:
-            self.looks.append((learner.done, self._seconds, self._recall()))
-
-    def _recall(self) -> float | None:
-        return measured(self._ground.embeddings(self._fold), self._fold.val)["recall@1"]
-
-
-def train_curve(heads: Heads, name: str, seed: int, options: Options) -> dict[str, Any]:
+def train_curve(
+    networks: Networks, name: str, chosen: Mapping[str, Any], seed: int, options: Options
+) -> dict[str, Any]:
     """One training, followed."""
-    ground = heads.ground
-    fold = ground.folds[0]
-    ground.begin(fold)
-    recorder = Recorder(ground, fold, options.look_at)
-    heads.train(read_contestant(name), seed, steps=options.steps, look=dict, after=recorder)
-    steps, seconds, recall = zip(*recorder.looks, strict=True)
-    s_p, s_n = zip(*recorder.similarities, strict=True)
+    similarities: list[tuple[float, float]] = []
+
+    def after(learner: Learner, step: Step) -> None:
+        similarities.append(mean_similarities(step.embeddings, step.labels))
+
+    loss = with_own(read_contestant(name), chosen)
+    found = networks.train(loss, seed, options.steps, options=rates(chosen), look_at=options.look_at, after=after)
+    steps, seconds, recall, precision = zip(*found.looks, strict=True)
+    s_p, s_n = zip(*similarities, strict=True) if similarities else ((), ())
     return {
         "looked at": steps,
-        "seconds": [round(value, 4) for value in seconds],
-        "recall@1": recall,
-        "s_p": [round(value, 6) for value in s_p],
-        "s_n": [round(value, 6) for value in s_n],
+        "seconds": seconds,
+        METRIC: recall,
+        "map@r": precision,
+        "diverged": found.diverged,
+        "s_p": [_plain(value) for value in s_p],
+        "s_n": [_plain(value) for value in s_n],
     }
+
+
+def _plain(value: float) -> float | None:
+    """Of JSON; a batch may have no positive pairs."""
+    return None if math.isnan(value) else round(value, 6)
 
 
 def curve_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Step by step; Recall@1 where it was looked at."""
     rows: list[Row] = []
     for curve in curves:
-        recall = dict(zip(curve["looked at"], curve["recall@1"], strict=True))
+        recall = dict(zip(curve["looked at"], curve[METRIC], strict=True))
         rows += [
-            {"loss": curve["loss"], "seed": curve["seed"], "step": step, "s_p": s_p, "s_n": s_n,
-             "recall@1": recall.get(step)}
+            {**_who(curve), "step": step, "s_p": s_p, "s_n": s_n, METRIC: recall.get(step)}
             for step, (s_p, s_n) in enumerate(zip(curve["s_p"], curve["s_n"], strict=True), 1)
-        ]  # fmt: skip
+        ]
     return rows
 
 
 def second_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
     """When it was looked at. A table of its own, as seconds differ from run to run."""
     return [
-        {"loss": curve["loss"], "seed": curve["seed"], "step": step, "seconds": seconds}
+        {**_who(curve), "step": step, "seconds": seconds}
         for curve in curves
         for step, seconds in zip(curve["looked at"], curve["seconds"], strict=True)
     ]
@@ -179,45 +253,96 @@ def second_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
 def end_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Where every training ended."""
     return [
-        {"loss": curve["loss"], "seed": curve["seed"], "start recall@1": curve["recall@1"][0],
-         "recall@1": curve["recall@1"][-1], "s_p": curve["s_p"][-1], "s_n": curve["s_n"][-1]}
+        {**_who(curve), "start recall@1": curve[METRIC][0], METRIC: curve[METRIC][-1], "map@r": curve["map@r"][-1],
+         "s_p": _last(curve["s_p"]), "s_n": _last(curve["s_n"])}
         for curve in curves
     ]  # fmt: skip
 
 
-def _about_curves(curves: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
-    def of(name: str) -> NDArray[np.float64]:
-        return np.array([curve["recall@1"] for curve in curves if curve["loss"] == name], float)
+def _who(curve: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: curve[key] for key in ("loss", "settings", "seed")}
 
-    start = float(np.mean([of(name)[:, 0].mean() for name in options.losses]))
-    ends = {name: float(of(name)[:, -1].mean()) for name in options.losses}
-    best = max(ends, key=ends.__getitem__)
-    aim = start + NEARLY * (ends[best] - start)
-    ended = []
-    for name in options.losses:
-        width = half_width(of(name)[:, -1])
-        shown = "" if np.isnan(width) else f" ± {100 * width:.1f}"
-        ended.append(f"{name} {100 * ends[name]:.1f}{shown}")
-    reached = []
-    for name in options.losses:
-        there = np.flatnonzero(of(name).mean(0) >= aim)
-        own = next(curve for curve in curves if curve["loss"] == name)
-        words = "never" if not len(there) else f"{own['looked at'][there[0]]} steps"
-        reached.append(f"{name} {words}")
-    return [
-        f"Recall@1 starts at {100 * start:.1f} % and ends, in per cent, at: {', '.join(ended)}.",
-        f"{100 * NEARLY:.0f} % of the way from the start to the best end ({best}) is reached after: "
-        f"{', '.join(reached)}.",
-        "In the end, mean similarities of positive and of negative pairs are: "
-        + ", ".join(f"{name} {s_p:.2f} and {s_n:.2f}" for name, (s_p, s_n) in _last(curves, options).items())
+
+def _last(values: Sequence[float | None], steps: int = 10) -> float | None:
+    known = [value for value in values[-steps:] if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+# What was found
+
+
+def setting_of(networks: Networks, options: Options) -> str:
+    """How far this is from the papers."""
+    train, test = networks.rows
+    model = networks.config.model
+    width = f" of width {model.options['width']}" if "width" in model.options else ""
+    return (
+        f"The setting: {model.backbone}{width}, {options.steps} steps on {len(train):,} images of {train.num_classes} "
+        f"classes ({train.name}), tested on {test.num_classes} others. The papers train BN-Inception from ImageNet for "
+        "40 epochs and ResNets on millions of faces: what holds here may not hold there, and the other way round."
+    )
+
+
+def about_curves(curves: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
+    """Where each loss ends, and how soon it is nearly there; whether proxies are faster and better."""
+    found = []
+    for settings in dict.fromkeys(curve["settings"] for curve in curves):
+        own = [curve for curve in curves if curve["settings"] == settings]
+        found += _about(own, "By their defaults" if settings == DEFAULTS else "By the best of the search", options)
+    return found
+
+
+def _about(curves: Sequence[Mapping[str, Any]], by: str, options: Options) -> list[str]:
+    ends = {
+        row["loss"]: row
+        for row in over_seeds(
+            [{"loss": c["loss"], METRIC: None if c.get("diverged") else c[METRIC][-1]} for c in curves],
+            ["loss"],
+            [METRIC],
+        )
+    }
+    start = float(np.mean([curve[METRIC][0] for curve in curves]))
+    values = {name: row[METRIC] or 0.0 for name, row in ends.items()}
+    top = max(values, key=values.__getitem__)
+    aim = start + NEARLY * (values[top] - start)
+    when = {name: _reached([c for c in curves if c["loss"] == name], aim) for name in options.losses}
+    words = [f"{name} {'never' if at is None else f'{at[0]:.0f} steps, {at[1]:.1f} s'}" for name, at in when.items()]
+    sentences = [
+        f"{by}, Recall@1 starts at {100 * start:.1f} % and ends, in per cent, at: "
+        + ", ".join(f"{name} {per_cent(ends[name], METRIC)}" for name in options.losses)
         + ".",
+        f"{100 * NEARLY:.0f} % of the way from the start to the best end ({top}) is reached after: {', '.join(words)}.",
     ]
+    proxies = [name for name in options.losses if has_proxies(read_contestant(name))]
+    pairs = [name for name in options.losses if name not in proxies]
+    if proxies and pairs:
+        first, second = (max(group, key=values.__getitem__) for group in (proxies, pairs))
+        gap = values[first] - values[second]
+        higher = (
+            "cannot be told" if abs(gap) < _joint(ends[first], ends[second]) else "holds" if gap > 0 else "does not"
+        )
+        at, other = when[first], when[second]
+        faster = "cannot be told" if at is None and other is None else (
+            "holds" if other is None or (at is not None and at[1] < other[1]) else "does not"
+        )  # fmt: skip
+        sentences.append(
+            f"{by}, that losses with class vectors end higher than pair losses: {higher} ({first} {100 * gap:+.1f} "
+            f"points to {second}); that they are there sooner: {faster}, by the best of each."
+        )
+    return sentences
 
 
-def _last(curves: Sequence[Mapping[str, Any]], options: Options, steps: int = 10) -> dict[str, tuple[float, float]]:
-    """Mean similarities over the last steps and all seeds."""
+def _reached(curves: Sequence[Mapping[str, Any]], aim: float) -> tuple[float, float] | None:
+    """The step and the second at which the mean over seeds first reaches the aim."""
+    if any(curve.get("diverged") for curve in curves):
+        return None
+    there = np.flatnonzero(np.mean([curve[METRIC] for curve in curves], 0) >= aim)
+    if not len(there):
+        return None
+    return float(curves[0]["looked at"][there[0]]), float(np.mean([c["seconds"][there[0]] for c in curves]))
 
-    def mean(name: str, key: str) -> float:
-        return float(np.mean([curve[key][-steps:] for curve in curves if curve["loss"] == name]))
 
-    return {name: (mean(name, "s_p"), mean(name, "s_n")) for name in options.losses}
+def _joint(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """Half the width of the interval of a difference; of a single seed, two points."""
+    widths = [row[f"{METRIC} ±"] for row in (first, second)]
+    return 0.02 if None in widths else float(np.hypot(*widths))

@@ -14,20 +14,27 @@ SMOOTHED = 60  # points of a line of similarities
 
 
 def recall(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> Figure:
-    """Recall@1 by steps and by seconds, means over seeds."""
-    with style.figure(7.6, 3.5) as drawn:
-        panels = drawn.subplots(1, 2, sharey=True)
-        for name, (colour, line, marker) in zip(losses, LOOKS, strict=False):
-            own = [curve for curve in curves if curve["loss"] == name]
-            values = np.array([curve["recall@1"] for curve in own], float).mean(0)
-            seconds = np.array([curve["seconds"] for curve in own], float).mean(0)
-            for axes, x in zip(panels, (own[0]["looked at"], seconds), strict=True):
-                axes.plot(x, values, color=colour, linestyle=line, marker=marker, markersize=3.5, label=name)
-        for axes, label in zip(panels, ("step", "seconds of training"), strict=True):
+    """Recall@1 by steps and by seconds, means over seeds; a row for defaults, one for the best of the search."""
+    rows = list(dict.fromkeys(curve["settings"] for curve in curves))
+    titles = {"defaults": "by defaults", "best": "by the best of the search"}
+    with style.figure(7.6, 2.9 * len(rows) + 0.6) as drawn:
+        grid = drawn.subplots(len(rows), 2, sharey=True, squeeze=False)
+        for settings, panels in zip(rows, grid, strict=True):
+            for name, (colour, line, marker) in zip(losses, LOOKS, strict=False):
+                own = [c for c in curves if c["loss"] == name and c["settings"] == settings and not c["diverged"]]
+                if not own:
+                    continue
+                values = np.array([curve["recall@1"] for curve in own], float).mean(0)
+                seconds = np.array([curve["seconds"] for curve in own], float).mean(0)
+                for axes, x in zip(panels, (own[0]["looked at"], seconds), strict=True):
+                    axes.plot(x, values, color=colour, linestyle=line, marker=marker, markersize=3.5, label=name)
+            for axes in panels:
+                axes.set_title(titles.get(settings, settings))
+                axes.yaxis.set_major_formatter(PER_CENT)
+            panels[0].set_ylabel("Recall@1")
+        for axes, label in zip(grid[-1], ("step", "seconds of the processor"), strict=True):
             axes.set(xlabel=label)
-            axes.yaxis.set_major_formatter(PER_CENT)
-        panels[0].set_ylabel("Recall@1")
-        lines, labels = panels[0].get_legend_handles_labels()
+        lines, labels = grid[0, 0].get_legend_handles_labels()
         drawn.legend(lines, labels, loc="outside lower center", ncols=3)
     return drawn
 
@@ -37,10 +44,13 @@ def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> 
     with style.figure(7.6, 3.5) as drawn:
         panels = drawn.subplots(1, 2)
         for name, (colour, line, _) in zip(losses, LOOKS, strict=False):
-            own = [curve for curve in curves if curve["loss"] == name]
+            own = [curve for curve in curves if curve["loss"] == name and not curve["diverged"]]
+            if not own:
+                continue
             for axes, key in zip(panels, ("s_p", "s_n"), strict=True):
-                values = np.array([curve[key] for curve in own], float).mean(0)
-                x, y = thinned(np.arange(1.0, len(values) + 1), values, SMOOTHED)
+                values = np.nanmean(np.array([curve[key] for curve in own], float), 0)
+                there = ~np.isnan(values)
+                x, y = thinned(np.arange(1.0, len(values) + 1)[there], values[there], SMOOTHED)
                 axes.plot(x, y, color=colour, linestyle=line, label=name)
         for axes, label in zip(panels, ("sₚ, positive pairs", "sₙ, negative pairs"), strict=True):
             axes.set(xlabel="step", title=label)
@@ -66,7 +76,13 @@ def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any
             axes.plot(
                 *boundaries[row["pairs of"]], color=style.TWO, linestyle=(0, (4, 2)), linewidth=1.6, label="boundary"
             )
-            axes.set(title=row["pairs of"], xlabel="sₙ", xlim=(low, 1), ylim=(low, 1), aspect="equal")
+            axes.set(
+                title=f"{row['pairs of']}: {100 * row['inside']:.0f} % inside",
+                xlabel="sₙ",
+                xlim=(low, 1),
+                ylim=(low, 1),
+                aspect="equal",
+            )
         panels[0].set_ylabel("sₚ")
         lines, labels = panels[0].get_legend_handles_labels()
         drawn.legend(lines, labels, loc="outside lower center", ncols=3)

@@ -1,17 +1,43 @@
 """The losses, states and targets of the Circle paper's figures."""
 
+import re
 from dataclasses import dataclass
 
 from nearfar.report.boundaries import Boundary, boundary
 from nearfar.training.config import LossConfig
-from nearfar.training.options import loss_info
+from nearfar.training.options import ConfigError, loss_info
 
-STATES = {"A": (0.1, 0.1), "B": (0.9, 0.9), "C": (0.5, 0.5)}
-"""(s_n, s_p) of the paper's states: A needs its positive nearer, B its negative further, C both."""
+Place = tuple[float, float]
+"""(s_n, s_p)."""
+STATES = "A=0.8,0.8; B=0.64,0.84; C=0.1,0.1"
+"""(s_n, s_p) of the states: A of the paper's analysis, whose positive is good and whose negative is not; B, nearer the
+boundary; C, whose negative is good and whose positive is not (A and C are the two that its Section 1 and Fig. 1 have).
+"""
 TARGETS = {"T": (0.2, 0.5), "T′": (0.4, 0.7)}
 """Both have s_p - s_n = 0.3: a boundary parallel to the diagonal takes the one for as good as the other."""
 TARGET_MARGIN = 0.3
 PAPER = ("Triplet", "AM-Softmax", "Circle")
+
+
+def read_states(text: str) -> dict[str, Place]:
+    """States by name.
+
+    >>> read_states("A=0.8,0.8; B=0.5,0.9")
+    {'A': (0.8, 0.8), 'B': (0.5, 0.9)}
+    """
+    states: dict[str, Place] = {}
+    for term in filter(None, (term.strip() for term in text.split(";"))):
+        number = r"([+-]?\d*\.?\d+)"
+        match = re.fullmatch(rf"(\w+)\s*=\s*{number}\s*,\s*{number}", term)
+        if match is None:
+            raise ConfigError(f"{term!r} is no state: write its name, s_n and s_p, such as A=0.8,0.8; B=0.5,0.9")
+        place = float(match[2]), float(match[3])
+        if not all(-1 < s < 1 for s in place):
+            raise ConfigError(f"state {match[1]}: similarities are between -1 and 1, not {place[0]:g} and {place[1]:g}")
+        states[match[1]] = place
+    if "A" not in states:
+        raise ConfigError("one of the states is A, from which the observations start")
+    return states
 
 
 @dataclass(frozen=True)

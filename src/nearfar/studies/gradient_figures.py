@@ -10,13 +10,15 @@ from matplotlib.patheffects import withStroke
 
 from nearfar.report import style
 from nearfar.studies.fields import Field, Floats
-from nearfar.studies.gradient_cases import STATES, TARGETS, Case, paper_case
+from nearfar.studies.gradient_cases import TARGETS, Case, Place, paper_case
 from nearfar.studies.heat import ON_HEAT, heat
 
 ARROWS = 9  # on a side
 
 
-def _panel(axes: Axes, case: Case, found: Field, values: Floats, most: float, arrows: bool) -> Any:
+def _panel(
+    axes: Axes, case: Case, found: Field, values: Floats, most: float, arrows: bool, states: Mapping[str, Place]
+) -> Any:
     drawn = heat(axes, found.s_n, found.s_p, values, (0.0, most))
     if arrows:
         step = max(1, len(found.s_n) // ARROWS)
@@ -29,15 +31,15 @@ def _panel(axes: Axes, case: Case, found: Field, values: Floats, most: float, ar
         axes.quiver(
             x[there], y[there], u[there], v[there], color=ON_HEAT, scale=13, width=0.007, headwidth=4, pivot="mid"
         )
-    _marks(axes, case, found)
+    _marks(axes, case, found, states)
     return drawn
 
 
-def _marks(axes: Axes, case: Case, found: Field) -> None:
+def _marks(axes: Axes, case: Case, found: Field, states: Mapping[str, Place]) -> None:
     line = case.boundary
     for x, y in () if line is None else line.lines:
         axes.plot(x, y, color=style.TWO, linewidth=1.8, linestyle=(0, (4, 2)))
-    for state, (s_n, s_p) in STATES.items():
+    for state, (s_n, s_p) in states.items():
         axes.plot(s_n, s_p, "o", color="#ffffff", markeredgecolor=ON_HEAT, markersize=5)
         away = (4, -9 if s_p > 0.8 else 4)
         label = axes.annotate(state, (s_n, s_p), away, textcoords="offset points", color=ON_HEAT, fontsize=9)
@@ -55,7 +57,7 @@ def _size(case: Case, found: Field) -> Floats:
     return size
 
 
-def grid(cases: Sequence[Case], fields: Sequence[Field], across: int) -> Figure:
+def grid(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Place], across: int) -> Figure:
     """A row for each loss, a column for each margin."""
     down = len(cases) // across
     with style.figure(max(2.4 * across, 3.4) + 0.6, 2.35 * down + 0.3) as drawn:
@@ -64,7 +66,7 @@ def grid(cases: Sequence[Case], fields: Sequence[Field], across: int) -> Figure:
             own = list(range(row * across, (row + 1) * across))
             most = max(_size(cases[i], fields[i]).max() for i in own)
             for column, i in enumerate(own):
-                shown = _panel(axes[row, column], cases[i], fields[i], _size(cases[i], fields[i]), most, arrows=True)
+                shown = _panel(axes[row, column], cases[i], fields[i], _size(cases[i], fields[i]), most, True, states)
                 axes[row, column].set_title(cases[i].title)
             axes[row, 0].set_ylabel("sₚ")
             drawn.colorbar(shown, ax=list(axes[row]), fraction=0.05, pad=0.02)
@@ -73,7 +75,7 @@ def grid(cases: Sequence[Case], fields: Sequence[Field], across: int) -> Figure:
     return drawn
 
 
-def sides(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
+def sides(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Place]) -> Figure:
     """Above the slopes by s_p, below those by s_n; a column for each loss, both on its own scale of colours."""
     with style.figure(2.55 * len(cases) + 0.4, 4.9) as drawn:
         axes = drawn.subplots(2, len(cases), squeeze=False, sharex=True, sharey=True)
@@ -81,7 +83,7 @@ def sides(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
             sides = (np.abs(found.by_p) / case.scale, np.abs(found.by_n) / case.scale)
             most = max(side.max() for side in sides)
             for row, (side, word) in enumerate(zip(sides, ("sₚ", "sₙ"), strict=True)):
-                shown = _panel(axes[row, column], case, found, side, most, arrows=False)
+                shown = _panel(axes[row, column], case, found, side, most, False, states)
                 axes[row, column].set_title(f"{case.name}: |∂L/∂{word}|")
             drawn.colorbar(shown, ax=list(axes[:, column]), location="bottom", fraction=0.05, pad=0.03)
         for each in axes[:, 0]:
@@ -91,7 +93,7 @@ def sides(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
     return drawn
 
 
-def beside(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
+def beside(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Place]) -> Figure:
     """A row for each loss: the field, and the two slopes apart."""
     with style.figure(7.6, 2.6 * len(cases) + 0.3) as drawn:
         axes = drawn.subplots(len(cases), 3, squeeze=False, sharex=True, sharey=True)
@@ -99,13 +101,65 @@ def beside(cases: Sequence[Case], fields: Sequence[Field]) -> Figure:
             parts = (_size(case, found), np.abs(found.by_p), np.abs(found.by_n))
             most = float(parts[0].max())
             for column, (values, words) in enumerate(zip(parts, ("", "|∂L/∂sₚ|", "|∂L/∂sₙ|"), strict=True)):
-                shown = _panel(axes[row, column], case, found, values, most, arrows=column == 0)
+                shown = _panel(axes[row, column], case, found, values, most, column == 0, states)
                 axes[row, column].set_title(words or case.title)
             axes[row, 0].set_ylabel("sₚ")
             drawn.colorbar(shown, ax=list(axes[row]), fraction=0.04, pad=0.02)
         for each in axes[-1]:
             each.set_xlabel("sₙ")
     return drawn
+
+
+def observations(
+    cases: Sequence[Case],
+    states: Mapping[str, Place],
+    balanced: Sequence[Mapping[str, Any]],
+    attenuated: Sequence[Mapping[str, Any]],
+    target: Sequence[Mapping[str, Any]],
+) -> Figure:
+    """A panel for each of the three, with the numbers at the states."""
+    a, b = states["A"], states.get("B")
+    with style.figure(8.6, 3.5) as drawn:
+        first, second, third = drawn.subplots(1, 3)
+        for place, (case, (colour, line, marker)) in enumerate(zip(cases, style.SERIES, strict=False)):
+            own = [row for row in balanced if row["loss"] == case.name]
+            first.plot([row["s_p"] for row in own], [row["share"] for row in own], line, color=colour, label=case.title)
+            near = min(own, key=lambda row: abs(row["s_p"] - a[1]))
+            _number(first, near["s_p"], near["share"], colour, marker, place)
+            own = [row for row in attenuated if row["loss"] == case.name]
+            second.plot([row["way"] for row in own], [row["pull"] for row in own], line, color=colour)
+            if b is not None:
+                near = min(own, key=lambda row: (row["s_n"] - b[0]) ** 2 + (row["s_p"] - b[1]) ** 2)
+                _number(second, near["way"], near["pull"], colour, marker, place)
+            if case.name == "Triplet":  # whose descent goes as that of AM-Softmax does
+                continue
+            own = [row for row in target if row["loss"] == case.name]
+            for x, y in () if case.boundary is None else case.boundary.lines:
+                third.plot(x, y, line, color=colour, linewidth=1.2)
+            places = [row["s_n"] for row in own], [row["s_p"] for row in own]
+            third.plot(*places, marker, color=colour, markersize=4.5, alpha=0.7)
+            words = f"{case.name}: sₙ ± {np.std(places[0]):.3f}"
+            third.text(
+                0.97, 0.18 - 0.08 * place, words, color=colour, ha="right", transform=third.transAxes, fontsize=8.5
+            )
+        m = cases[-1].m or 0.0
+        third.plot(m, 1 - m, "D", color=style.INK, markersize=5)
+        third.annotate("T", (m, 1 - m), (7, -9), textcoords="offset points")
+        first.set(title="1  balanced", xlabel=f"sₚ, at sₙ = {a[0]:g}", ylabel="share of the pull at sₚ", ylim=(0, 1))
+        second.set(title="2  attenuated", xlabel="way from A to (0, 1)", ylabel="pull, over that at A", ylim=(0, 1.15))
+        third.set(title="3  a definite target", xlabel="sₙ", ylabel="sₚ, where descent crosses")
+        third.set(xlim=(-0.02, 0.8 - m / 2), ylim=(0.5 - m / 2, 1.02))
+        lines, labels = first.get_legend_handles_labels()
+        drawn.legend(lines, labels, loc="outside lower center", ncols=3)
+    return drawn
+
+
+def _number(axes: Axes, x: float, y: float, colour: str, marker: str, place: int) -> None:
+    """A value, to be read off; those of losses that agree stand above and below."""
+    axes.plot(x, y, marker, color=colour, markersize=5.5)
+    away = ((6, 7), (6, -13), (6, 6))[place]
+    label = axes.annotate(f"{y:.2f}", (x, y), away, textcoords="offset points", color=colour, fontsize=8.5)
+    label.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])
 
 
 def targets(rows: Sequence[Mapping[str, Any]], gamma: float) -> Figure:

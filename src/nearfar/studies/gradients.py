@@ -1,8 +1,8 @@
 """What losses pull at: their gradients over the plane of a negative's similarity s_n and a positive's s_p.
 
-Triplet, AM-Softmax and Circle loss at several margins, their boundaries, the states A, B and C and the targets T and T′
-(Sun et al., Circle Loss, 2020, Fig. 1 and 3); how Proxy-Anchor and Proxy-NCA weigh the samples of a batch (Kim et al.,
-Proxy Anchor Loss, 2020, Fig. 3). With --loss, any other loss, by itself.
+Triplet, AM-Softmax and Circle loss at several margins, their boundaries, the states A, B and C, the targets T and T′,
+and the three observations that follow (Sun et al., Circle Loss, 2020, Fig. 1 to 3); how Proxy-Anchor and Proxy-NCA
+weigh the samples of a batch (Kim et al., Proxy Anchor Loss, 2020, Fig. 3). With --loss, any other loss, by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,18 @@ import numpy as np
 from nearfar.losses import ProxyAnchorLoss, ProxyNCALoss
 from nearfar.report.page import Cell
 from nearfar.studies import gradient_figures as figures
+from nearfar.studies import observations
 from nearfar.studies.fields import Field, Floats, build, field, proxy_slopes, slopes
-from nearfar.studies.gradient_cases import PAPER, STATES, TARGET_MARGIN, TARGETS, Case, paper_case
+from nearfar.studies.gradient_cases import (
+    PAPER,
+    STATES,
+    TARGET_MARGIN,
+    TARGETS,
+    Case,
+    Place,
+    paper_case,
+    read_states,
+)
 from nearfar.studies.study import Drawing, Findings, Progress, StudyOptions
 from nearfar.training.config import LossConfig, option
 from nearfar.training.options import ConfigError
@@ -36,6 +46,7 @@ class Options(StudyOptions):
     loss: tuple[LossConfig, ...] = option((), "any loss, with its arguments: --loss CircleLoss --loss.m 0.4")
     margins: tuple[float, ...] = option((0.1, 0.25, 0.4), "of triplet, AM-Softmax and Circle")
     gamma: float = option(32.0, "scale of AM-Softmax and Circle")
+    states: str = option(STATES, "the states s_n,s_p by name; the observations start from A")
     low: float = option(0.0, "lowest similarity on the axes, from -1 on")
     points: int = option(41, "places on each axis")
 
@@ -44,6 +55,7 @@ class Options(StudyOptions):
             raise ConfigError(f"low is a similarity from -1 to below 1, not {self.low:g}")
         if self.points < 3 or not self.margins:
             raise ConfigError("gradients needs at least 3 points and one margin")
+        read_states(self.states)
 
     def small(self) -> Self:
         return replace(self, margins=(0.25,), points=9)
@@ -60,28 +72,43 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         cases = [Case(loss.name, None, loss, 1.0) for loss in options.loss]
     else:
         cases = [paper_case(name, m, options.gamma) for name in PAPER for m in options.margins]
-    fields = []
+    fields, places = [], read_states(options.states)
     for number, case in enumerate(cases, 1):
         fields.append(field(build(case.loss), options.places))
         progress(f"{number} of {len(cases)}: {case.title}")
     tables: dict[str, Sequence[Mapping[str, Cell]]] = {
         "fields": [row for case, each in zip(cases, fields, strict=True) for row in _field_rows(case, each)],
-        "states": states(cases),
+        "states": state_rows(cases, places),
     }
     if options.loss:
         drawn = {
             "fields": Drawing(
-                figures.beside(cases, fields), CAPTION + " Beside it, the size of the two slopes apart.", wide=True
+                figures.beside(cases, fields, places),
+                CAPTION + " Beside it, the size of the two slopes apart.",
+                wide=True,
             )
         }
         return Findings(tables, drawn, _about_states(tables["states"], cases))
     middle = options.margins[len(options.margins) // 2]
     chosen = [place for place, case in enumerate(cases) if case.m == middle]
     tables |= {"targets": targets(options.gamma), "hardness": hardness()}
+    progress("the three observations")
+    touching = observations.touching(middle, options.gamma)
+    seen = (
+        observations.balanced(touching, places["A"]),
+        observations.attenuated(touching, places["A"]),
+        observations.target(touching),
+    )
+    tables |= dict(zip(("balanced", "attenuated", "target"), seen, strict=True))
     drawn = {
-        "fields": Drawing(figures.grid(cases, fields, len(options.margins)), CAPTION, wide=True),
+        "observations": Drawing(
+            figures.observations(touching, places, *seen),
+            "Balanced optimisation, attenuated gradients, a definite target: of losses whose boundaries touch.",
+            wide=True,
+        ),
+        "fields": Drawing(figures.grid(cases, fields, places, len(options.margins)), CAPTION, wide=True),
         "sides": Drawing(
-            figures.sides([cases[i] for i in chosen], [fields[i] for i in chosen]),
+            figures.sides([cases[i] for i in chosen], [fields[i] for i in chosen], places),
             f"The size of the two slopes apart, over the scale, at m = {middle:g}.",
             wide=True,
         ),
@@ -97,6 +124,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         ),
     }
     sentences = [
+        *observations.sentences(touching, places, *seen),
         *_about_states(tables["states"], [cases[i] for i in chosen]),
         *_about_width(middle, options.gamma),
         *_about_targets(tables["targets"]),
@@ -122,12 +150,12 @@ def _field_rows(case: Case, found: Field) -> list[Mapping[str, Cell]]:
     ]
 
 
-def states(cases: Sequence[Case]) -> list[Mapping[str, Cell]]:
-    """The slopes at A, B and C."""
+def state_rows(cases: Sequence[Case], states: Mapping[str, Place]) -> list[Mapping[str, Cell]]:
+    """The slopes at the states."""
     rows: list[Mapping[str, Cell]] = []
     for case in cases:
         loss = build(case.loss)
-        for state, (s_n, s_p) in STATES.items():
+        for state, (s_n, s_p) in states.items():
             value, by_n, by_p = slopes(loss, s_n, s_p)
             row = {"loss": case.name, "m": case.m, "state": state, "s_n": s_n, "s_p": s_p}
             rows.append({**row, "value": value, "by_n": by_n, "by_p": by_p})

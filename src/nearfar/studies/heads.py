@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-import nearfar.data
 from nearfar.compare.ground import Fold, Ground
 from nearfar.compare.trial import After, run_fold
 from nearfar.data import Table
+from nearfar.data.opening import reopen
 from nearfar.data.survey import survey
 from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
 from nearfar.training.measure import measure
@@ -65,7 +65,7 @@ def read_rows(
     """Training and test rows of the data; of `classes` classes each, if given: the first ones. What cannot be read is
     left out, and `say` told so.
     """
-    whole = nearfar.data.open(config.data.path, config.data.layout)
+    whole = reopen(config.data.path, config.data.layout)
     found = survey(whole)
     found.check(whole, config.data.max_broken)
     if say is not None:
@@ -162,12 +162,12 @@ class Heads:
         under = ground.under(config)
         found: Measured = {}
 
-        def last_look() -> float:
+        def last_look() -> tuple[float, float]:
             embeddings = under.embeddings(fold)
             if not np.isfinite(embeddings).all(1).any():
-                return math.nan
+                return math.nan, math.nan
             found.update(look() if look is not None else measured(embeddings, fold.val, config.evaluation.ks))
-            return 0.0
+            return 0.0, 0.0
 
         own = config.optimiser
         assert own.lr is not None and own.proxies is not None

@@ -61,8 +61,8 @@ class StudyOptions(ABC):
 
 @dataclass(frozen=True)
 class HeadOptions(StudyOptions):
-    """Of studies that train heads on cached features of a data set: DATA and the options of `nearfar train` are in
-    `config`.
+    """Of studies that train on a data set, most of them heads on cached features: DATA and the options of `nearfar
+    train` are in `config`.
     """
 
     seeds: int = option(3, "trainings of every setting, from `seed` on")

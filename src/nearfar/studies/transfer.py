@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from nearfar.compare.spaces import read_contestant
 from nearfar.data import Table
+from nearfar.data.opening import path_of
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured, measured, read_rows, study_config
 from nearfar.studies.heat import squares
@@ -51,7 +52,8 @@ class Options(HeadOptions):
 
     def small(self) -> Self:
         config = replace(self.config, max_steps=3)
-        return replace(self, by=FACES, seeds=1, classes=24, config=config)
+        glyphs = self.config.data.path == "glyphs" and not self.others
+        return replace(self, by=FACES if glyphs and self.by is None else self.by, seeds=1, classes=24, config=config)
 
 
 def families(options: Options, config: TrainConfig, say: Progress | None = None) -> dict[str, Sets]:
@@ -60,7 +62,7 @@ def families(options: Options, config: TrainConfig, say: Progress | None = None)
     if options.others:
         sets = {Path(config.data.path).name: rows}
         for path in options.others:
-            other = replace(config, data=replace(config.data, path=path, layout=None))
+            other = replace(config, data=replace(config.data, path=path_of(path), layout=None))
             sets[Path(path).name] = read_rows(other, options.classes, say)
         if len(sets) <= len(options.others):
             raise ConfigError("two of the data sets have the same name: tell them apart by the names of their folders")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import nearfar.data
 from nearfar.data import Table
 from nearfar.foundation.durations import duration, read_seconds
 from nearfar.training.build import build_embedder
@@ -80,7 +81,11 @@ class Budget:
 
     def fitted(self, config: TrainConfig, table: Table, display: Display) -> TrainConfig:
         """The configuration with everything chosen that decides how long training takes; what was given stays."""
-        parts, heads = (split(table, config.data, config.seed, frozen=frozen) for frozen in (False, True))
+        elsewhere = None if config.data.test is None else nearfar.data.open(config.data.test)
+        parts, heads = (
+            replace(split(table, config.data, config.seed, frozen=frozen), elsewhere=elsewhere)
+            for frozen in (False, True)
+        )
         costs = measured(config, parts)
         config = self._sized(config, costs.embed * len(table), parts, display)
         compute_features(config, parts, display)
@@ -119,6 +124,7 @@ def compute_features(config: TrainConfig, parts: Parts, display: Display) -> Non
     """Have the features of all images in the cache, where the trunk is one whose features are kept."""
     config = resolve(config, parts.train, parts.fewest_to_train_on)
     network = features_alone(config)
-    if network is not None and parts.table.images is not None:
-        with display.looking("features", len(parts.table)) as advance:
-            embed(network, parts.table, on_cached_features(config), advance=advance)
+    for table in (parts.table, parts.elsewhere):
+        if network is not None and table is not None and table.images is not None:
+            with display.looking("features", len(table)) as advance:
+                embed(network, table, on_cached_features(config), advance=advance)

@@ -1,21 +1,38 @@
 """The model and the loss that a configuration describes."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from nearfar import losses
+from nearfar.errors import MissingFileError
 from nearfar.losses import CrossBatchMemory, MatryoshkaLoss, SumLoss
 from nearfar.models import Embedder, EvalTransform
-from nearfar.training.config import DataConfig, LossConfig, TrainConfig
+from nearfar.training.config import DataConfig, LossConfig, ModelConfig, TrainConfig
+from nearfar.training.downloads import WEIGHTS
 from nearfar.training.options import ConfigError, loss_info
 
 
 def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Embedder:
     """The embedder of a resolved configuration; its weights are drawn from torch's generator."""
     model = config.model
-    embedder = Embedder(
+    try:
+        embedder = _embedder(model, label_names)
+    except MissingFileError as error:
+        known = WEIGHTS.get(Path(model.weights).name)
+        if known is None:
+            raise
+        raise MissingFileError(f"{error}. {known}") from None
+    if model.head_scale is not None and not embedder.settings.fits_head:
+        embedder.scale_head(model.head_scale)
+    embedder.preprocess = embedder.transform = prepared(embedder.preprocess, config.data)
+    return embedder
+
+
+def _embedder(model: ModelConfig, label_names: tuple[str, ...]) -> Embedder:
+    return Embedder(
         model.backbone or "efficientnet-lite0",
         weights=model.weights,
         pool=model.pool,
@@ -27,14 +44,13 @@ def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Em
         head_start=model.head_start,
         freeze_trunk=model.freeze,
         freeze_to=model.freeze_to,
-        freeze_batch_norm=bool(model.freeze_batch_norm),
+        freeze_batch_norm=model.freeze_batch_norm or False,
+        batch_norm_momentum=model.batch_norm_momentum,
         warmup_epochs=model.warmup_epochs,
         trunk_options=model.options,
         lora=model.lora,
         label_names=label_names,
     )
-    embedder.preprocess = embedder.transform = prepared(embedder.preprocess, config.data)
-    return embedder
 
 
 def prepared(own: EvalTransform, data: DataConfig) -> EvalTransform:

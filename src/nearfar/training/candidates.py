@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data import Table
-from nearfar.evaluation.bootstrap import CONFIDENCE, intervals
-from nearfar.evaluation.class_intervals import student_quantile
+from nearfar.evaluation.class_means import CONFIDENCE, class_mean, intervals
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
@@ -81,13 +80,12 @@ class Measured:
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Of every metric, over classes: what another draw of so many classes would give."""
-        return {name: _interval(values, self.labels) for name, values in self.queries.items()}
+        return intervals(self.queries, self.labels)
 
 
-def _interval(values: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
-    used = ~np.isnan(values)
-    low, high = intervals(values[used, None], groups=labels[used])[0]
-    return float(low), float(high)
+def _interval(differences: NDArray[np.float64], labels: NDArray[np.int64], confidence: float) -> tuple[float, float]:
+    used = ~np.isnan(differences)
+    return class_mean(differences[used], labels[used]).interval(confidence, (-1.0, 1.0))
 
 
 def best_of(values: Mapping[str, float]) -> str:
@@ -103,19 +101,7 @@ def chosen(measured: Mapping[str, Measured], metric: str) -> str:
         return best_of({name: found.metrics[metric] for name, found in measured.items()})
     features = measured["features"]
     difference = measured["trained"].queries[metric] - features.queries[metric]
-    return "trained" if _surely_positive(difference, features.labels) else "features"
-
-
-def _surely_positive(differences: NDArray[np.float64], labels: NDArray[np.int64]) -> bool:
-    """Whether Student's interval for the mean over classes lies above 0. A bootstrap of a handful of classes would be
-    far too narrow.
-    """
-    used = ~np.isnan(differences)
-    means = np.array([differences[used & (labels == label)].mean() for label in np.unique(labels[used])])
-    if len(means) < 2:
-        return False
-    error = means.std(ddof=1) / np.sqrt(len(means))
-    return bool(means.mean() > student_quantile((1 + SURE) / 2, len(means) - 1) * error)
+    return "trained" if _interval(difference, features.labels, SURE)[0] > 0 else "features"
 
 
 @dataclass(frozen=True)
@@ -135,7 +121,7 @@ def gain(kept: str, measured: Mapping[str, Measured], metric: str) -> Gain | Non
     ours, theirs = (measured[name].queries.get(metric) if name in measured else None for name in (kept, base))
     if ours is None or theirs is None:
         return None
-    return Gain(base, float(np.nanmean(ours - theirs)), _interval(ours - theirs, measured[base].labels))
+    return Gain(base, float(np.nanmean(ours - theirs)), _interval(ours - theirs, measured[base].labels, CONFIDENCE))
 
 
 def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, float], metric: str, what: str) -> str:

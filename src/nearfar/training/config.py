@@ -30,10 +30,14 @@ class DataConfig:
 
     path: str = option("glyphs", "folder, CSV file or the like (see nearfar.data.open); glyphs is built in")
     layout: str | None = option(None, "name of the layout, instead of recognising it")
-    split: Literal["auto", "classes", "images"] = option(
+    split: Literal["auto", "classes", "images", "all"] = option(
         "auto",
         "auto: as the data says; where it does not, classes in halves, or images where there are fewer than 8 classes. "
-        "classes: test on classes that are not trained on. images: test on other images of the same classes",
+        "classes: test on classes that are not trained on. images: test on other images of the same classes. all: "
+        "train on every class; the test data are elsewhere (test), or there are none",
+    )
+    test: str | None = option(
+        None, "other data to test on, without what was trained on; with them, auto is all where the data has no split"
     )
     validation: float | None = option(
         None,
@@ -106,8 +110,15 @@ class ModelConfig:
     hidden: int | None = option(None, "width of the mlp head")
     layer_norm: bool = option(False, "normalise the features before the head")
     parts: tuple[int, ...] = option((1,), "stripes of the map, each with a head of its own, such as 1,2,3")
-    head_start: Literal["random", "pca", "pca-whiten"] | None = option(
-        None, "how the head starts; default: pca with pretrained weights, else random"
+    head_start: Literal["random", "uniform", "pca", "pca-whiten"] | None = option(
+        None,
+        "how the head starts; random: He's normal distribution; uniform: a linear head as PyTorch starts one. Default: "
+        "pca with pretrained weights, else random",
+    )
+    head_scale: float | None = option(
+        None,
+        "times its weights, where the head starts at random: how long embeddings are at first, which losses of any "
+        "norm see; default: as nearfar losses NAME shows, mostly 1",
     )
     freeze: bool = option(False, "train the head alone, on features computed once and cached: seconds, not hours")
     freeze_to: str | None = option(
@@ -116,12 +127,22 @@ class ModelConfig:
         "takes half the time of a step",
     )
     views: int = option(1, "with freeze: augmented versions of every training image in the cache; 1: the image itself")
-    freeze_batch_norm: bool | None = option(
-        None, "keep the trunk's batch normalisation as it is; default: with pretrained weights"
+    freeze_batch_norm: bool | Literal["statistics"] | None = option(
+        None,
+        "keep the trunk's batch normalisation as it is; statistics: those alone, while its scales and shifts are "
+        "trained. Default: true with pretrained weights",
+    )
+    batch_norm_momentum: float | None = option(
+        None, "how far running statistics follow a batch; default: the trunk's own, mostly 0.1"
     )
     warmup_epochs: int = option(0, "epochs that train the head (and the proxies) alone")
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "of the backbone's constructor, such as {width: 16} of convnet"}
+    )
+    normalise: Literal["auto", "always", "never"] = option(
+        "auto",
+        "the embeddings that a loss sees in training. auto: of norm 1, or of any norm, as the loss is defined (nearfar "
+        "losses NAME says). always: of norm 1. never: as the head gives them. Search and figures are by cosine anyway",
     )
     lora: Mapping[str, Any] | None = option(None, "options of peft.LoraConfig: adapters, the trunk itself frozen")
 
@@ -153,12 +174,19 @@ class OptimiserConfig:
     )
     trunk: float = option(1.0, "times lr: rate of the trunk")
     head: float = option(1.0, "times lr: rate of the head")
-    proxies: float | None = option(None, "times lr: rate of the loss's own weights; default: 100, of sgd 1")
-    weight_decay: float = option(1e-4, "not of biases, normalisations and single numbers")
+    classes: float | None = option(
+        None, "rate of class vectors and proxies; default: as nearfar losses NAME shows, under sgd lr"
+    )
+    scale: float | None = option(None, "rate of temperatures and scales that a loss learns; default: as above")
+    boundary: float | None = option(None, "rate of boundaries that a loss learns; default: as above")
+    proxies: float | None = option(None, "times lr: rate of all that the loss learns, in place of the three above")
+    weight_decay: float = option(1e-4, "not of biases, normalisations and single numbers, unless decay_all")
+    decay_all: bool = option(False, "decay biases, normalisations and single numbers too")
     momentum: float = option(0.9, "of sgd and rmsprop")
     eps: float | None = option(None, "of adamw, adam and rmsprop; default: 1e-8")
     clip_value: float | None = option(None, "largest absolute value of a gradient's entries")
     clip_norm: float | None = option(None, "largest norm of the whole gradient")
+    restart: bool = option(False, "begin again with a new optimiser when warmup_epochs are over")
 
 
 @dataclass(frozen=True)
@@ -166,7 +194,9 @@ class ScheduleConfig:
     """How the rates change."""
 
     kind: Literal["constant", "cosine", "step"] = option("cosine", "cosine falls to zero; step: gamma at milestones")
-    warmup_steps: int = option(0, "steps in which the rates rise from zero")
+    warmup_steps: int | None = option(
+        None, "steps in which the rates rise from zero; default: as nearfar losses NAME shows, mostly 0"
+    )
     milestones: tuple[float, ...] = option((0.5, 0.7, 0.9), "of step: where, as fractions of all steps")
     gamma: float = option(0.1, "of step: factor at each milestone")
 
@@ -225,10 +255,14 @@ class TrainConfig:
         "one loss, or a sum such as 'ProxyAnchorLoss + 0.5 * CircleLoss'; default: ProxyAnchorLoss, for a "
         "network that starts at random MultiSimilarityLoss",
     )
-    class_start: Literal["random", "means"] | None = option(
+    class_start: Literal["random", "uniform", "means"] | None = option(
         None,
-        "where a loss's class vectors start; means: at the mean embeddings of their classes. Default: means where the "
-        "head starts from principal components",
+        "where a loss's class vectors start; random: He's normal distribution; uniform: every entry between ± the root "
+        "of 1 / their number; means: at the mean embeddings of their classes. Default: means where the head starts "
+        "from principal components, else random",
+    )
+    class_std: float | None = option(
+        None, "standard deviation of class vectors that start at random; default: the root of 2 / their number"
     )
     sample_rate: float = option(
         1.0,
@@ -248,7 +282,16 @@ class TrainConfig:
     max_steps: int | None = option(None, "stop after so many steps, whatever epochs says")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = option("32-true", "arithmetic of the network")
     ema: float = option(0.0, "decay of averaged weights, such as 0.999, which are evaluated and kept; 0: none")
+    on_collapse: Literal["stop", "continue"] = option(
+        "stop", "what to do when all embeddings have come to point one way, which training does not recover from"
+    )
     chunk: int | None = option(None, "images at a time through the network (GradCache): large batches in little memory")
+    select: Literal["hard", "weighted", "random"] | None = option(
+        None,
+        "compare all images of a batch, and send only a part of them back through the network. hard: those that weigh "
+        "most in the loss. weighted: drawn by their weight in it. random: drawn alike",
+    )
+    select_keep: float = option(0.25, "with select, the part of each batch; --keep 0.25 means this too")
     seed: int = option(0, "decides everything random")
     accelerator: str = option("auto", "auto, cpu, gpu, mps, ... (Lightning)")
     devices: int = option(1, "processes on each machine, each with batch_size images")

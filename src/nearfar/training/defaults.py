@@ -3,16 +3,19 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nearfar.data import Table
+from nearfar.data.opening import EMBEDDED
 from nearfar.losses import list_losses
 from nearfar.models import Embedder, list_trunks
-from nearfar.training.config import LossConfig, ModelConfig, SamplerConfig, TrainConfig
+from nearfar.training.config import LossConfig, ModelConfig, OptimiserConfig, SamplerConfig, ScheduleConfig, TrainConfig
+from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_all, with_arguments
 from nearfar.training.options import ConfigError
 
-FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"  # proxies follow a random network slowly
+FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"
 GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
-PROXY_RATES = {"adamw": 100.0, "adam": 100.0, "rmsprop": 100.0}  # as Proxy-Anchor has it; sgd has 1, as faces do
+FITTED = ("pca", "pca-whiten")  # to the features, as heads start
 
 
 def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> TrainConfig:
@@ -34,9 +37,12 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
             "--backbone, or --weights FILE"
         )
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
+    begins: Start = "frozen" if model.freeze else "tuned" if pretrained else "scratch"
+    losses = tuple(with_arguments(loss, begins) for loss in losses)
+    own = defaults_of_all(losses, begins)
     start = model.head_start or ("pca" if pretrained and model.head in ("linear", "mlp") else "random")
     dimension = model.dimension or _dimension(model.head, small)
-    if model.dimension is None and dimension is not None and start != "random":
+    if model.dimension is None and dimension is not None and start in FITTED:
         components = (len(train) if fewest is None else fewest) - 1  # n images vary in n - 1 directions
         dimension = max(1, min(dimension, components // sum(model.parts) * sum(model.parts)))
     keep = config.evaluation.keep or ("trained" if model.dimension is not None or model.head == "hash" else "best")
@@ -47,32 +53,30 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
         dimension=dimension,
         options={"width": GLYPH_WIDTH} if small and model.backbone is None and not model.options else model.options,
         head_start="random" if model.head == "none" else start,
+        head_scale=own.head_scale if model.head_scale is None else model.head_scale,
         freeze_batch_norm=pretrained if model.freeze_batch_norm is None else model.freeze_batch_norm,
     )
     data = replace(
         config.data,
-        path=_absolute(config.data.path, ("glyphs",)),
+        path=_absolute(config.data.path, (EMBEDDED,)),
+        test=None if config.data.test is None else _absolute(config.data.test, (EMBEDDED,)),
         flip=(0.0 if small else 0.5) if config.data.flip is None else config.data.flip,
         pad=(2 if small else 0) if config.data.pad is None else config.data.pad,
         workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,
     )
-    optimiser = replace(
-        config.optimiser,
-        lr=config.optimiser.lr or (3e-3 if not pretrained else 3e-4 if model.freeze else 1e-4),
-        proxies=PROXY_RATES.get(config.optimiser.name, 1.0)
-        if config.optimiser.proxies is None
-        else config.optimiser.proxies,
-    )
+    epochs = config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20)
+    sampler = _sampler(config, losses, train)
     return replace(
         config,
         data=data,
-        sampler=_sampler(config, losses, train),
+        sampler=sampler,
         model=model,
         loss=losses,
-        class_start=config.class_start or ("random" if model.head_start == "random" else "means"),
-        optimiser=optimiser,
+        class_start=config.class_start or ("means" if model.head_start in FITTED else "random"),
+        optimiser=_optimiser(config.optimiser, own),
+        schedule=_schedule(config, own, epochs, len(train), sampler),
         evaluation=replace(config.evaluation, keep=keep),
-        epochs=config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20),
+        epochs=epochs,
     )
 
 
@@ -115,6 +119,27 @@ def compares_samples(loss: LossConfig) -> bool:
     return level == "pair" or (level == "pair or class" and not loss.class_level)
 
 
+def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:
+    """With the network's rate, and one for each kind of what the loss learns, unless a factor says them all."""
+    lr = given.lr or own.lr
+    if given.proxies is not None:
+        return replace(given, lr=lr)
+    rates = {name: lr if given.name == "sgd" else getattr(own, name) for name in ("classes", "scale", "boundary")}
+    chosen: dict[str, Any] = {
+        name: rate if getattr(given, name) is None else getattr(given, name) for name, rate in rates.items()
+    }
+    return replace(given, lr=lr, **chosen)
+
+
+def _schedule(config: TrainConfig, own: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig) -> ScheduleConfig:
+    """With the warm-up that the loss needs, of a tenth of all steps at most."""
+    if config.schedule.warmup_steps is not None:
+        return config.schedule
+    epoch = max(1, rows // ((sampler.batch_size or 1) * config.devices * config.nodes))
+    steps = min(epochs * epoch, config.max_steps or epochs * epoch)
+    return replace(config.schedule, warmup_steps=min(round(own.warmup * epoch), steps // 10))
+
+
 def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table) -> SamplerConfig:
     sampler = config.sampler
     kind = sampler.kind
@@ -151,4 +176,4 @@ def _workers(in_memory: bool, devices: int) -> int:
 
 def _absolute(path: str, names: tuple[str, ...]) -> str:
     """A path that means the same from another folder; names stay as they are."""
-    return path if path in names and not Path(path).exists() else str(Path(path).expanduser().absolute())
+    return path if path in names else str(Path(path).expanduser().absolute())

@@ -4,21 +4,15 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-import nearfar.data
 from nearfar.data import Table
-from nearfar.data.splits import halves_note
 from nearfar.models.extraction import progress_bar
 from nearfar.training.build import prepared
 from nearfar.training.config import DataConfig
 from nearfar.training.finish import tested
-from nearfar.training.kept_split import KeptSplit, parts_of
+from nearfar.training.kept_split import KeptSplit, parts_of, unseen_rows
 from nearfar.training.measure import embed, measure
 from nearfar.training.options import ConfigError
-from nearfar.training.reading import readable
 from nearfar.training.runs import Run
-from nearfar.training.splits import TRAIN, VAL
 
 
 def evaluate(
@@ -39,7 +33,7 @@ def evaluate(
         data: what `nearfar.data.open` opens, or a table: its test rows are measured, or all rows where it has no split
             of its own. By default, the run's own test rows. Images that the run was trained on are never measured.
         ks: for recall@k; by default the run's.
-        ci: add bootstrap intervals, over classes.
+        ci: add 95 % intervals, over classes.
         flip: average an image and its mirror image; by default as the run does.
         size: side of the images; by default that of the run.
         device: where the network computes.
@@ -73,16 +67,8 @@ def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Tabl
         parts = parts_of(run)
         own = tested(parts)
         if own is None:
-            raise ConfigError(f"{run.config.data.path} has neither test nor validation rows: give other data")
+            raise ConfigError(
+                f"{run.config.data.path} has neither test nor validation rows: name other data to measure it on"
+            )
         return own, parts.notes
-    table = data if isinstance(data, Table) else nearfar.data.open(data)
-    _, found = readable(table, run.config.data.max_broken)
-    kept = KeptSplit.load(run)
-    seen, told = kept.seen_in(table, found) if kept is not None else (np.zeros(len(table), np.bool_), ())
-    if halves_note(table.num_classes) not in table.notes and not set(table.split_names) <= {"train", "val"}:
-        seen = seen | np.isin(table.split_ids, (TRAIN, VAL))  # a split of its own says what is for testing
-    rows = table.select(found.readable & ~seen)
-    if not len(rows):
-        raise ConfigError(f"{table.name} has no image that {run.folder} was not trained on: nothing can be measured")
-    left_out = ["\n".join(found.told(table))] if found.broken else []
-    return rows, (*left_out, *told)
+    return unseen_rows(data, KeptSplit.load(run), run.config.data.max_broken)

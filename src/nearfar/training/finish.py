@@ -11,10 +11,11 @@ import numpy as np
 
 from nearfar.data import Table
 from nearfar.models import Embedder
-from nearfar.training import thresholds
+from nearfar.training import norms, thresholds
 from nearfar.training.candidates import Measured, chosen, features_alone, gain, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import Choice
+from nearfar.training.defaults import is_pretrained
 from nearfar.training.fit import Fitted
 from nearfar.training.held_out import HeldOut, held_out_of
 from nearfar.training.learner import Learner
@@ -87,14 +88,16 @@ def finish(
     if not world.first:
         return
     model = candidates.model(kept)
-    threshold, note = thresholds.of_run(
-        held_out,
-        config.evaluation,
-        parts.table.labels,
-        codes=model.settings.head == "hash",
-        test=(shown, parts.test.labels) if parts.test is not None else None,
-        seed=config.seed,
-    )
+    threshold, note = None, thresholds.NO_BETTER
+    if learned(kept, values, config):
+        threshold, note = thresholds.of_run(
+            held_out,
+            config.evaluation,
+            parts.table.labels,
+            codes=model.settings.head == "hash",
+            test=(shown, parts.test.labels) if parts.test is not None else None,
+            seed=config.seed,
+        )
     model.label_names = candidates.embedder.label_names
     model.calibration = {} if threshold is None else {"threshold": threshold}
     model.save(run.folder)
@@ -115,6 +118,7 @@ def finish(
             "classes": classes,
             "open_set": parts.open_set,
             "best": fitted.best,
+            "norms": norms.described(fitted.learner.loss, config.model),
             "steps": fitted.learner.done,
             "threshold": threshold,
             "threshold_note": note,
@@ -126,6 +130,15 @@ def finish(
         write_report(run, shown, table, config)
     if not display.quiet:
         report(run)
+
+
+def learned(kept: str, values: Mapping[str, float], config: TrainConfig) -> bool:
+    """Whether what is kept knows more, by the held-out rows, than a network that nobody has trained, or than it knew
+    before this training.
+    """
+    if kept == "start":
+        return is_pretrained(config.model.backbone or "", config.model.weights) or config.model.backbone == "features"
+    return kept != "trained" or "start" not in values or values["trained"] > values["start"]
 
 
 def _candidates(run: Run, fitted: Fitted, config: TrainConfig, *, chosen: bool) -> _Candidates:
@@ -193,7 +206,7 @@ def report(run: Run) -> None:
     metrics, config = run.metrics, run.config
     after, found = metrics["after"], metrics["candidates"]
     names = [name for name in SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
-    name = Path(config.data.path).name
+    name = Path(config.data.test or config.data.path).name
     classes = f"{metrics['classes']:,} {'unseen' if metrics['open_set'] else 'known'} classes"
     columns = {
         f"{COLUMNS[name]}{' (kept)' if name == metrics['kept'] else ''}": {
@@ -203,7 +216,12 @@ def report(run: Run) -> None:
         }
         for name, own in found.items()
     }
-    print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over classes", columns)
+    if columns:
+        print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over these classes", columns)
+    elif after:
+        print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
+    else:
+        print(f"nothing was measured, since there are no test data: nearfar evaluate {run.folder} DATA does it")
     best = metrics["best"]
     if best is not None:
         print(f"best of validation ({config.evaluation.metric} {best['value']:.1%}) at step {best['step']:,}")

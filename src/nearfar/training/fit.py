@@ -99,7 +99,7 @@ def fit(
     except SIGTERMException:
         pass  # Lightning leaves so, after the recorder has saved
     except RunError as error:
-        raise RunError(f"{error}\n{kept(run)}") from error
+        raise type(error)(f"{error}\n{kept(run)}") from error
     finally:
         recorder.close()
     if recorder.out_of_time:

@@ -81,7 +81,7 @@ class GradCache:
                 embeddings = self.model(inputs)
                 loss = self.loss(embeddings, labels)
             self.embeddings = embeddings.detach()
-            _start(loss, backward)
+            start_backward(loss, backward)
             return loss.detach()
 
         chunks = torch.split(inputs, self.chunk)
@@ -95,7 +95,7 @@ class GradCache:
         leaves.requires_grad_()
         with self.autocast():
             loss = self.loss(leaves, labels)
-        _start(loss, backward)
+        start_backward(loss, backward)
         if leaves.grad is not None:
             for buffer, value in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
@@ -127,7 +127,8 @@ def check_batch_norm(model: nn.Module) -> None:
         )
 
 
-def _start(loss: Tensor, backward: Callable[[Tensor], object] | None) -> None:
+def start_backward(loss: Tensor, backward: Callable[[Tensor], object] | None) -> None:
+    """From the loss to its parameters and the embeddings."""
     if loss.ndim:
         raise InputError(f"the loss has shape {tuple(loss.shape)}, but a step needs one number: give it a reduction")
     if backward is None:

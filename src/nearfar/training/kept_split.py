@@ -5,6 +5,7 @@ that measures the run goes by it, however the data have changed since: what was 
 """
 
 import csv
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,10 +15,15 @@ from numpy.typing import NDArray
 
 import nearfar.data
 from nearfar.data import SPLITS, Table
+from nearfar.data.opening import reopen
+from nearfar.data.splits import halves_note
 from nearfar.data.survey import Survey, row_name, survey
 from nearfar.foundation.files import write_rows
+from nearfar.training.config import DataConfig
+from nearfar.training.options import ConfigError
+from nearfar.training.reading import readable
 from nearfar.training.runs import Run, RunError
-from nearfar.training.splits import Parts, split
+from nearfar.training.splits import TRAIN, VAL, Parts, split
 
 FILE_NAME = "split.csv"
 LEFT_OUT = "left out"  # the role of rows that could not be read
@@ -224,8 +230,40 @@ def _told(names: list[str], what: str, things: str = "images") -> Iterator[str]:
 
 
 def parts_of(run: Run, advance: Callable[[int], None] | None = None) -> Parts:
-    """The rows of a run's own data, as its split has them."""
-    return match_of(run, advance).parts() if (run.folder / FILE_NAME).is_file() else _made_anew(run, advance)
+    """The rows of a run's own data, as its split has them, and of the data that it is tested on."""
+    if not (run.folder / FILE_NAME).is_file():
+        return _made_anew(run, advance)
+    match = match_of(run, advance)
+    return with_test_data(match.parts(), match.split, run.config.data)
+
+
+def with_test_data(parts: Parts, kept: KeptSplit, data: DataConfig) -> Parts:
+    """With the rows of the data that the configuration names to test on, if it does."""
+    if data.test is None:
+        return parts
+    rows, notes = unseen_rows(data.test, kept, data.max_broken)
+    if (rows.images is None) != (parts.table.images is None):
+        raise RunError(f"{data.path} and --test {data.test} must both be images, or both features")
+    note = f"tested on {data.test}: {len(rows):,} images of {rows.num_classes:,} classes"
+    return replace(parts, elsewhere=rows, notes=(*parts.notes, note, *notes))
+
+
+def unseen_rows(
+    data: str | os.PathLike[str] | Table, kept: KeptSplit | None, max_broken: float
+) -> tuple[Table, tuple[str, ...]]:
+    """The rows of other data to measure on, and what is to be said of them: its test rows, or all rows where it has no
+    split of its own, without what was trained on.
+    """
+    table = data if isinstance(data, Table) else nearfar.data.open(data)
+    _, found = readable(table, max_broken)
+    seen, told = kept.seen_in(table, found) if kept is not None else (np.zeros(len(table), np.bool_), ())
+    if halves_note(table.num_classes) not in table.notes and not set(table.split_names) <= {"train", "val"}:
+        seen = seen | np.isin(table.split_ids, (TRAIN, VAL))  # a split of its own says what is for testing
+    rows = table.select(found.readable & ~seen)
+    if not len(rows):
+        raise ConfigError(f"{table.name} has no image that was not trained on: nothing can be measured")
+    left_out = ["\n".join(found.told(table))] if found.broken else []
+    return rows, (*left_out, *told)
 
 
 def changes_in(run: Run) -> tuple[str, ...]:
@@ -237,13 +275,13 @@ def match_of(run: Run, advance: Callable[[int], None] | None = None) -> Match:
     """The rows of a run's own data as they are now, against its split."""
     kept = KeptSplit.load(run)
     assert kept is not None
-    table = nearfar.data.open(run.config.data.path, run.config.data.layout)
+    table = reopen(run.config.data.path, run.config.data.layout)
     return kept.match(table, survey(table, advance))
 
 
 def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
     config = run.config
-    table = nearfar.data.open(config.data.path, config.data.layout)
+    table = reopen(config.data.path, config.data.layout)
     numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
     readable = survey(table, advance).kept(numbered)
     parts = split(readable, config.data, config.seed, frozen=config.model.freeze)

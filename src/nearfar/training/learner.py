@@ -18,6 +18,7 @@ from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.gradcache import GradCache
 from nearfar.training.lazy import LazyRows
+from nearfar.training.norms import set_norms
 from nearfar.training.optimisers import Ema, Rates, clip, make_optimiser, make_schedule, parameter_groups
 from nearfar.training.options import ConfigError
 from nearfar.training.parts import (
@@ -32,6 +33,7 @@ from nearfar.training.parts import (
 from nearfar.training.runs import RunError
 from nearfar.training.shards import Shard, load_shards
 from nearfar.training.spread import rows_here
+from nearfar.training.subset import SubsetStep, check_keep
 from nearfar.training.world import World
 
 FORMAT = 1  # of the states below
@@ -81,6 +83,7 @@ class Learner(LightningModule):
         super().__init__()
         self.embedder, self.loss, self.config, self.total_steps = embedder, loss, config, total_steps
         self.observer, self.world = observer, world or World()
+        set_norms(embedder, loss, config.model)
         # Parts of class weights are each process's own, and what else a loss keeps, all of them change alike.
         own = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
         own += [name for name, _ in loss.named_buffers()]
@@ -91,10 +94,12 @@ class Learner(LightningModule):
         self._resumed: Mapping[str, Any] | None = None
         self._resumed_shards: Path | None = None
         self._last: Step | None = None
-        self._chunks: GradCache | None = None
-        if config.chunk is not None:
-            self._chunks = GradCache(embedder, loss, config.chunk)
-            check_chunks(config)
+        self._whole_step: GradCache | SubsetStep | None = None  # which goes backward by itself
+        if config.select is not None:
+            self._whole_step = SubsetStep(embedder, loss, config.select, config.select_keep, config.chunk)
+        elif config.chunk is not None:
+            self._whole_step = GradCache(embedder, loss, config.chunk)
+        check_chunks(config)
 
     def configure_optimizers(self) -> Any:
         """Lightning asks once, when the weights are where they will be trained."""
@@ -120,16 +125,24 @@ class Learner(LightningModule):
 
     # A step
 
+    def start_epoch(self, epoch: int) -> None:
+        """Choose what this epoch trains; where warm-up ends, begin again with the optimiser, if it is to."""
+        self.embedder.start_epoch(epoch)
+        if self.config.optimiser.restart and epoch >= self.config.model.warmup_epochs:
+            moved = any(parameter in self.optimiser.state for parameter in self.embedder.trunk_parameters())
+            if not moved:  # nor will it be, if a run goes on in the middle of this epoch
+                self.optimiser.state.clear()
+
     def training_step(self, batch: Batch) -> Tensor:
         """The loss of a batch."""
         self.observer.before_step(self)
         _seed_step(self.config.seed, self.done, self.global_rank, self.device)
         if self.embedder.settings.head == "hash":
             self.embedder.set_progress(self.done / self.total_steps)
-        if self._chunks is not None:
+        if self._whole_step is not None:
             self.optimiser.zero_grad()
-            loss = self._chunks.step(batch.images, batch.labels)
-            embeddings = self._chunks.embeddings
+            loss = self._whole_step.step(batch.images, batch.labels)
+            embeddings = self._whole_step.embeddings
         else:
             embed = self.embedder.project if self.config.model.freeze else self.embedder
             embeddings = embed(batch.images)
@@ -142,13 +155,13 @@ class Learner(LightningModule):
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """In chunks, it has been done already."""
-        if self._chunks is None:
+        """In chunks, or of a part, it has been done already."""
+        if self._whole_step is None:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Lightning calls it between the step and `backward`."""
-        if self._chunks is None:
+        if self._whole_step is None:
             super().optimizer_zero_grad(*args, **kwargs)
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -217,18 +230,19 @@ class Learner(LightningModule):
 def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, total_steps: int) -> tuple[Any, Any]:
     """The optimiser and the schedule of a resolved configuration."""
     own, planned = config.optimiser, config.schedule
-    assert own.lr is not None and own.proxies is not None
-    rates = Rates(own.lr, own.trunk, own.head, own.proxies)
-    groups = parameter_groups(embedder, loss, rates, own.weight_decay)
+    assert own.lr is not None
+    rates = Rates(own.lr, own.trunk, own.head, own.proxies, own.classes, own.scale, own.boundary)
+    warmup = planned.warmup_steps or 0
+    groups = parameter_groups(embedder, loss, rates, own.weight_decay, decay_all=own.decay_all)
     optimiser = make_optimiser(own.name, groups, momentum=own.momentum, eps=own.eps)
-    if planned.warmup_steps >= total_steps:
-        raise ConfigError(f"schedule.warmup_steps={planned.warmup_steps} must be fewer than all {total_steps} steps")
+    if warmup >= total_steps:
+        raise ConfigError(f"schedule.warmup_steps={warmup} must be fewer than all {total_steps} steps")
     if any(not 0 < milestone < 1 for milestone in planned.milestones):
         raise ConfigError(f"schedule.milestones are fractions of all steps, between 0 and 1, not {planned.milestones}")
     schedule = make_schedule(
         optimiser,
         planned.kind,
-        warmup_steps=planned.warmup_steps,
+        warmup_steps=warmup,
         total_steps=total_steps,
         milestones=[round(milestone * total_steps) for milestone in planned.milestones],
         gamma=planned.gamma,
@@ -237,13 +251,18 @@ def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, 
 
 
 def check_chunks(config: TrainConfig) -> None:
-    """Refuse what does not go with GradCache."""
+    """Refuse what does not go with GradCache, or with a part of the batch."""
+    name = "select" if config.select is not None else "chunk"
+    if config.chunk is None and config.select is None:
+        return
     if config.model.freeze:
-        raise ConfigError("--freeze trains a head on cached features, which fit into memory: leave chunk out")
+        raise ConfigError(f"--freeze trains a head on cached features, which fit into memory: leave {name} out")
     if config.devices * config.nodes > 1:
-        raise ConfigError("chunk goes with one device: with several, raise devices instead")
+        raise ConfigError(f"{name} goes with one device: with several, raise devices instead")
     if config.precision == "16-mixed":
-        raise ConfigError("chunk goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+        raise ConfigError(f"{name} goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+    if config.select is not None:
+        check_keep(config.select_keep)
 
 
 def _seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:

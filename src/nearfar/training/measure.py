@@ -17,7 +17,7 @@ from nearfar.evaluation import (
     retrieval_metrics,
     verification_metrics,
 )
-from nearfar.evaluation.bootstrap import intervals
+from nearfar.evaluation.class_means import intervals
 from nearfar.models import Embedder
 from nearfar.models.extraction import gathered
 from nearfar.training.config import TrainConfig
@@ -115,8 +115,7 @@ def measure(
     if ci and result:
         labels, found = result["query_labels"], result["per_query"]
         used = ~np.isnan(next(iter(found.values())))
-        limits = intervals(np.stack([values[used] for values in found.values()], 1), groups=labels[used])
-        result["ci"] = {name: (float(low), float(high)) for name, (low, high) in zip(found, limits, strict=True)}
+        result |= {"ci": intervals(found, labels), "ci_classes": len(np.unique(labels[used]))}
     if not per_query:
         result = {name: value for name, value in result.items() if name not in ("per_query", "query_labels")}
     for name, pairs in table.pairs.items():

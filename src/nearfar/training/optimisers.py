@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from nearfar.errors import InputError
 from nearfar.foundation.suggestions import suggestion
+from nearfar.losses import Loss
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.training.spread import rows_here
@@ -21,6 +22,8 @@ from nearfar.training.world import World, total_norm
 OptimiserName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleKind = Literal["constant", "cosine", "step"]
 NO_DECAY = "/no-decay"
+KINDS = {"classes": "proxies", "scale": "scale", "boundary": "boundary"}  # of what a loss learns, and their groups
+PROXIES = 100.0  # times the base, where no rate is given
 
 
 @dataclass(frozen=True)
@@ -30,51 +33,76 @@ class Rates:
     Args:
         base: the rate.
         trunk, head: multiples of it.
-        proxies: the multiple for everything the loss learns: class vectors, proxies, centres, boundaries, temperatures.
-            Proxy-Anchor and SoftTriple have 100, with Adam, whose steps do not grow with the gradient: vectors that
-            start at random have far to go. Papers on faces have 1, with sgd.
+        proxies: the multiple for everything the loss learns. Proxy-Anchor and SoftTriple have 100 on pretrained
+            networks, with Adam, whose steps do not grow with the gradient: vectors that start at random have far to
+            go. Papers on faces have 1, with sgd.
+        classes, scale, boundary: the rates themselves of class vectors, of scales and temperatures, and of boundaries,
+            which count unless `proxies` is given.
     """
 
     base: float = 1e-4
     trunk: float = 1.0
     head: float = 1.0
-    proxies: float = 100.0
+    proxies: float | None = None
+    classes: float | None = None
+    scale: float | None = None
+    boundary: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("base", "trunk", "head", "proxies"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"the rate {name}={getattr(self, name)} must be a number, not negative")
+        for own in fields(self):
+            value, name = getattr(self, own.name), own.name
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"the rate {name}={value} must be a number, not negative")
+
+    def of(self, kind: str) -> float:
+        """Of a kind of what the loss learns."""
+        own: float | None = getattr(self, kind)
+        if self.proxies is not None or own is None:
+            return self.base * (PROXIES if self.proxies is None else self.proxies)
+        return own
 
 
 def parameter_groups(
-    embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0
+    embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0, *, decay_all: bool = False
 ) -> list[dict[str, Any]]:
-    """What an optimiser takes: groups named "trunk", "head" and "proxies", each with its rate.
+    """What an optimiser takes: groups named "trunk" and "head", and of what the loss learns "proxies" (class vectors),
+    "scale" and "boundary", each with its rate.
 
-    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are never decayed;
-    they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to (`start_epoch`) is
-    there from the beginning, and moves once it has gradients; one that is frozen for good is left out.
+    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are not decayed,
+    unless `decay_all`; they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to
+    (`start_epoch`) is there from the beginning, and moves once it has gradients; one that is frozen for good is left
+    out.
     """
     trunk = [] if embedder.settings.freeze_trunk else embedder.trunk_parameters()
+    learned = list(_learned(loss))
     parts: list[tuple[str, Iterable[nn.Parameter], float]] = [
-        ("trunk", trunk, rates.trunk),
-        ("head", embedder.head_parameters(), rates.head),
-        ("proxies", (p for p in loss.parameters() if p.requires_grad), rates.proxies),
+        ("trunk", trunk, rates.base * rates.trunk),
+        ("head", embedder.head_parameters(), rates.base * rates.head),
+        *((group, [p for p, own in learned if own == kind], rates.of(kind)) for kind, group in KINDS.items()),
     ]
     groups = []
-    for name, parameters, multiple in parts:
+    for name, parameters, rate in parts:
         own = list(parameters)
         for suffix, decay, members in (
-            ("", weight_decay, [p for p in own if p.ndim > 1]),
-            (NO_DECAY, 0.0, [p for p in own if p.ndim <= 1]),
+            ("", weight_decay, [p for p in own if decay_all or p.ndim > 1]),
+            (NO_DECAY, 0.0, [p for p in own if not decay_all and p.ndim <= 1]),
         ):
             if members:
-                groups.append(
-                    {"name": name + suffix, "params": members, "lr": rates.base * multiple, "weight_decay": decay}
-                )
+                groups.append({"name": name + suffix, "params": members, "lr": rate, "weight_decay": decay})
     if not groups:
         raise InputError("there is nothing to train: the trunk is frozen, and neither head nor loss has parameters")
     return groups
+
+
+def _learned(loss: nn.Module) -> Iterator[tuple[nn.Parameter, str]]:
+    """What a loss learns, and of which kind it is; of what does not say so, vectors are class vectors."""
+    seen: set[nn.Parameter] = set()
+    for part in loss.modules():
+        kinds = part.learned if isinstance(part, Loss) else {}
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.requires_grad and parameter not in seen:
+                seen.add(parameter)
+                yield parameter, kinds.get(name, "classes" if parameter.ndim > 1 else "scale")
 
 
 def make_optimiser(

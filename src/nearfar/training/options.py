@@ -117,7 +117,8 @@ def with_options(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         if name.startswith("loss."):
             config = replace(config, loss=_with_loss_option(config.loss, name.removeprefix("loss."), value))
         elif name != "loss":
-            chosen = find_option(name)
+            # A word is what evaluation keeps, a number what select keeps.
+            chosen = find_option("select_keep" if name == "keep" and _is_number(value) else name)
             config = _with_value(config, chosen.name.split("."), convert(value, chosen.kind, chosen.name))
     return config
 
@@ -243,6 +244,10 @@ def plain(value: Any) -> Any:
         except ValueError:
             return found
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(plain(value), (int, float))
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:

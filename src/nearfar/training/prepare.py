@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-import nearfar.data
 from nearfar.data import Loader, Table
+from nearfar.data.opening import reopen
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
-from nearfar.training.defaults import resolve, with_images_of
+from nearfar.training.defaults import FITTED, resolve, with_images_of
 from nearfar.training.gradcache import check_batch_norm
-from nearfar.training.kept_split import KeptSplit
+from nearfar.training.kept_split import KeptSplit, with_test_data
 from nearfar.training.learner import check_chunks, make_optimisation
 from nearfar.training.loggers import check_installed
 from nearfar.training.options import ConfigError
@@ -61,7 +61,7 @@ def prepare(
     check_installed(config.loggers)
     check_metric(config.evaluation.metric, config.evaluation.ks)
     if table is None:
-        table = nearfar.data.open(config.data.path, config.data.layout)
+        table = reopen(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
     rows, found = readable(table, config.data.max_broken, display, config.data.path)
@@ -74,6 +74,7 @@ def prepare(
             config = choose(config, rows, display)
         parts = split(rows, config.data, config.seed, frozen=config.model.freeze or table.images is None)
         kept = KeptSplit.of(table, found, parts)
+    parts = with_test_data(parts, kept, config.data)
     return replace(build(config, parts, world, display), split=kept)
 
 
@@ -82,33 +83,52 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
     return build_embedder(config, tuple(parts.train.label_names))
 
 
+def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
+    """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
+    schedule, model = config.schedule, config.model
+    warmup = schedule.warmup_steps or 0
+    if warmup >= steps:
+        schedule = replace(schedule, warmup_steps=steps // 10)
+        display.note(
+            f"the rates are to rise for {warmup:,} steps, and there are only {steps:,}: they "
+            f"rise for {schedule.warmup_steps:,}"
+        )
+    if model.warmup_epochs * epoch >= steps and not model.freeze:
+        model = replace(model, warmup_epochs=steps // epoch // 10)
+        display.note(
+            f"the head is to be trained without the trunk for {config.model.warmup_epochs} epochs of {epoch:,} steps, "
+            f"and there are only {steps:,}: it is for {model.warmup_epochs or 'none'}"
+        )
+    return replace(config, schedule=schedule, model=model)
+
+
 def build(config: TrainConfig, parts: Parts, world: World | None = None, display: Display | None = None) -> Prepared:
     """Build and check what trains on these rows."""
     world, display = world or World(), display or Display(quiet=True)
-    if config.chunk is not None:
-        check_chunks(config)
+    check_chunks(config)
     if not 0 < config.sample_rate <= 1:
         raise ConfigError(f"sample_rate={config.sample_rate} is a share of the classes, above 0 and up to 1")
     if config.sample_rate < 1 and config.precision == "16-mixed":
         raise ConfigError("sample_rate goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
     given = config
     config = resolve(config, parts.train, parts.fewest_to_train_on)
-    embedder = _embedder(config, parts)
-    wished, size = config.model.dimension, embedder.feature_size
-    if given.model.dimension is None and config.model.head_start != "random" and wished is not None and wished > size:
-        config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
-        embedder = _embedder(config, parts)
-    if config.chunk is not None:
-        check_batch_norm(embedder.train())
-    config = with_images_of(config, embedder)
-    loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
     sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
-    check_batches(sampler, parts.train.labels, loss)
     assert config.epochs is not None
     total = config.epochs * len(sampler)
     total = total if config.max_steps is None else min(total, config.max_steps)
     if total < 1:
         raise ConfigError(f"max_steps={config.max_steps} and epochs={config.epochs} leave nothing to train")
+    config = _with_shorter_warmup(config, total, len(sampler), display)
+    embedder = _embedder(config, parts)
+    wished, size = config.model.dimension, embedder.feature_size
+    if given.model.dimension is None and config.model.head_start in FITTED and wished is not None and wished > size:
+        config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
+        embedder = _embedder(config, parts)
+    if config.chunk is not None and config.select is None:
+        check_batch_norm(embedder.train())
+    config = with_images_of(config, embedder)
+    loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
+    check_batches(sampler, parts.train.labels, loss)
     check_parameters(loss, make_optimisation(config, embedder, loss, total)[0])
     wanted = len(parts.train) * config.model.views // world.size
     with display.looking("features of training images", wanted) as advance:

@@ -107,15 +107,24 @@ class Display:
             self._bar = None
 
 
+def shown(name: str, value: float) -> str:
+    """A metric as it is read: shares as per cent, thresholds as the similarities that they are.
+
+    >>> shown("recall@1", 0.957), shown("lfw threshold@far=0.001", 0.3456)
+    ('95.7%', '0.346')
+    """
+    return f"{value:.3f}" if "threshold" in name else f"{value:.1%}"
+
+
 def print_table(title: str, columns: Mapping[str, Mapping[str, float | str]]) -> None:
-    """Metrics (rows) of several models (columns), on standard output: shares as per cent, texts as they are."""
+    """Metrics (rows) of several models (columns), on standard output; texts as they are."""
     table = RichTable(show_header=any(columns))
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")
     for row in {name: None for values in columns.values() for name in values}:
         cells = (values.get(row, "") for values in columns.values())
-        table.add_row(row, *(value if isinstance(value, str) else f"{value:.1%}" for value in cells))
+        table.add_row(row, *(value if isinstance(value, str) else shown(row, value) for value in cells))
     console = Console(file=sys.stdout, highlight=False, markup=False)
     console.print(title, soft_wrap=True)  # a long name is not broken to the width of the table
     console.print(table)

@@ -3,8 +3,8 @@
 table, found = open_readable(config.data, display)
 """
 
-import nearfar.data
 from nearfar.data import Table
+from nearfar.data.opening import reopen
 from nearfar.data.survey import Survey, survey
 from nearfar.training.config import DataConfig
 from nearfar.training.progress import Display
@@ -12,7 +12,7 @@ from nearfar.training.progress import Display
 
 def open_readable(data: DataConfig, display: Display | None = None) -> tuple[Table, Survey]:
     """The rows that can be read, and what was found of all of them; `display` is told what is left out."""
-    return readable(nearfar.data.open(data.path, data.layout), data.max_broken, display, data.path)
+    return readable(reopen(data.path, data.layout), data.max_broken, display, data.path)
 
 
 def readable(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nearfar.data import Table
 from nearfar.foundation.durations import duration
+from nearfar.training.collapse import CollapseError, CollapseWatch, advice
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
 from nearfar.training.doctor import diagnose_batch
@@ -76,6 +77,7 @@ class Recorder:
         self._epoch: int | None = None
         self._curves = Curves(run, 0 if state is None else state["step"]) if self.world.first else None
         self._warned: set[str] = set()
+        self._collapse = CollapseWatch(len(stream.loader))
 
     @property
     def seconds(self) -> float:
@@ -93,7 +95,7 @@ class Recorder:
     def before_step(self, learner: Learner) -> None:
         if self.stream.epoch != self._epoch:
             self._epoch = self.stream.epoch
-            learner.embedder.start_epoch(self._epoch)
+            learner.start_epoch(self._epoch)
 
     def after_step(self, learner: Learner, step: Step) -> None:
         last = learner.done == (self.until or learner.total_steps)
@@ -104,6 +106,7 @@ class Recorder:
             self._log(learner, step)
         elif self.display.due():
             self.display.step(learner.done, learner.total_steps, {"loss": float(step.loss)})
+        self._look_for_collapse(learner, step)
         # One process may be told to stop, and clocks differ: what all do, they agree on.
         state = self.stream.loader.state_dict()
         ends = state["position"] == 0  # an epoch
@@ -120,6 +123,22 @@ class Recorder:
             self.save(learner)
         if self.stopping or self.out_of_time:
             learner.trainer.should_stop = True
+
+    def _look_for_collapse(self, learner: Learner, step: Step) -> None:
+        if not self._collapse.due(learner.done):
+            return
+        here = self._collapse.sees(*mean_similarities(step.embeddings, step.labels))
+        if not self.world.any(here)[0]:
+            return
+        said = advice(self.config, learner.done)
+        if self.config.on_collapse == "stop":
+            raise CollapseError(said)
+        self._say_once("collapse", said)
+
+    def _say_once(self, kind: str, said: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self.display.note(said)
 
     def _estimate(self, learner: Learner) -> None:
         """Say how long it will take, if that is long."""
@@ -204,9 +223,7 @@ class Recorder:
             return
         for warning in diagnose_batch(step.embeddings.float(), step.labels, learner.loss).warnings():
             kind = re.sub(r"[\d.,]+", "", warning)  # the same with other numbers is no news
-            if kind not in self._warned:
-                self._warned.add(kind)
-                self.display.note(f"batch doctor: {warning}")
+            self._say_once(kind, f"batch doctor: {warning}")
 
     def _due(self, done: int, ends: bool) -> bool:
         """Whether to save; `ends` says that an epoch does."""

@@ -33,12 +33,14 @@ class Parts:
         notes: what was decided.
         fold: (N,) for cross-fitting, the fold in which a training row is held out, and -1 for other rows; None where
             validation rows are held out once, or never.
+        elsewhere: rows of other data to test on, in place of those of `table`.
     """
 
     table: Table
     open_set: bool
     notes: tuple[str, ...] = ()
     fold: NDArray[np.int64] | None = None
+    elsewhere: Table | None = None
 
     @cached_property
     def train(self) -> Table:
@@ -59,11 +61,13 @@ class Parts:
     @cached_property
     def test(self) -> Table | None:
         """The rows to test on, if any."""
+        if self.elsewhere is not None:
+            return self.elsewhere
         return self.table.select(self.is_test) if self.is_test.any() else None
 
     @property
     def is_test(self) -> NDArray[np.bool_]:
-        """(N,) which rows are tested."""
+        """(N,) which rows of `table` are not for training."""
         return ~np.isin(self.table.split_ids, (TRAIN, VAL))
 
     @property
@@ -100,12 +104,20 @@ def split(table: Table, config: DataConfig, seed: int, *, frozen: bool = False) 
             f"{table.name} has no classes to learn from: put the images of each class into a folder of their own. To "
             "search among them with a model that is there, no classes are needed: nearfar index RUN DATA"
         )
-    if "train" not in table.split_names:
+    if "train" not in table.split_names and config.split != "all":
         raise ConfigError(
             f"{table.name} has no rows to train on, only {' and '.join(table.split_names)}: "
             "nearfar evaluate RUN DATA measures a model on it"
         )
-    table, notes, known_classes = _with_split(table, config.split, seed)
+    if config.test is not None and config.split in ("classes", "images"):
+        raise ConfigError(
+            f"--test {config.test} gives other data to test on, and --split {config.split} keeps classes or images of "
+            f"{table.name} for that: leave one of them out"
+        )
+    kind = config.split
+    if kind == "auto" and config.test is not None and halves_note(table.num_classes) in table.notes:
+        kind = "all"
+    table, notes, known_classes = _with_split(table, kind, seed)
     by_image = len(_shared(table)) > 0
     if by_image and not known_classes:
         rest = table.split(*(name for name in table.split_names if name not in ("train", "val")))
@@ -117,12 +129,15 @@ def split(table: Table, config: DataConfig, seed: int, *, frozen: bool = False) 
         what = "images" if by_image else "classes"
         notes = (*notes, f"the training {what} are held out in {count} folds, to choose what is kept and its threshold")
     else:
-        share = VALIDATION if config.validation is None else config.validation
+        default = 0.0 if kind == "all" else VALIDATION  # which would hold classes out
+        share = default if config.validation is None else config.validation
         table, note = _with_validation(table, share, by_image, seed)
         notes = (*notes, *note)
     parts = Parts(table, not by_image, notes, fold)
-    if parts.test is None:
+    if parts.test is None and config.test is None:
         without = f"{table.name} has no test rows: the held-out rows are measured instead"
+        if parts.val is None and not parts.folds:
+            without = "there are no test data, so nothing will be measured: --test DATA names some"
         parts = dataclasses.replace(parts, notes=(*notes, without))
     return parts
 
@@ -170,6 +185,10 @@ def _shared(table: Table) -> NDArray[np.int64]:
 
 def _with_split(table: Table, kind: str, seed: int) -> tuple[Table, tuple[str, ...], bool]:
     """The table with the split that was asked for, what was done in words, and whether it may test known classes."""
+    if kind == "all":
+        ids = np.full(len(table), TRAIN, np.int8)
+        note = f"no class is kept for the test: all {table.num_classes:,} are for training"
+        return dataclasses.replace(table, split_ids=ids).compact(), (note,), False
     own = halves_note(table.num_classes) not in table.notes
     few = table.num_classes < FEW_CLASSES
     if kind == "auto" and (own or not few):

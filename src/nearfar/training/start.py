@@ -4,6 +4,7 @@ Class vectors that start at random first push all samples away, and what the tru
 way; from the means, the first step already improves on the features.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ def start(
     """Fit what the configuration wants fitted to the training images. Of several processes, each looks at its part of
     them.
     """
+    draw_classes(loss, config)
     fits_head, means = not bool(embedder.head_is_fitted), config.class_start == "means" and any(_class_losses(loss))
     if not (fits_head or means):
         return
@@ -84,6 +86,20 @@ def _projected(embedder: Embedder, features: Tensor) -> Tensor:
 def _class_losses(loss: nn.Module) -> list[Loss]:
     """Those parts of a loss that own class vectors."""
     return [part for part in loss.modules() if isinstance(part, Loss) and part.weight is not None]
+
+
+@torch.no_grad()
+def draw_classes(loss: nn.Module, config: TrainConfig) -> None:
+    """Give class vectors the distribution that the configuration wants; the loss has drawn them by He's rule."""
+    for part in _class_losses(loss):
+        assert part.weight is not None
+        weight, std = rows_here(part.weight), part.initial_scale
+        if config.class_start == "uniform":
+            number = part.num_classes * part.vectors_per_class
+            # The error function of a normal variable is uniform between -1 and 1, whichever process has drawn it.
+            weight.copy_(torch.erf(weight / (std * math.sqrt(2))) / math.sqrt(number))
+        elif config.class_std is not None:
+            weight.mul_(config.class_std / std)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from nearfar.evaluation import calibrate_on_classes, measured_at
 from nearfar.training.config import EvaluationConfig
 from nearfar.training.held_out import HeldOut
 
+NO_BETTER = "no threshold: on held-out classes, training ended no better than it began"
 NOTHING_HELD_OUT = "no threshold: nothing was held out of training to calibrate it on"
 
 

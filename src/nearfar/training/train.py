@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-import nearfar.data
 from nearfar.data import Table
+from nearfar.data.opening import path_of, reopen
 from nearfar.training.budget import Budget
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import cross_fit
@@ -71,7 +71,7 @@ def train(
     else:
         config = with_options(config or TrainConfig(), options)
         if data is not None and not isinstance(data, Table):
-            config = replace(config, data=replace(config.data, path=os.fspath(data)))
+            config = replace(config, data=replace(config.data, path=path_of(data)))
         if world is not None and world.size > 1:
             config = _as_started(config, world)
             if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
@@ -162,7 +162,7 @@ def _begin(run: Run, prepared: Prepared, budget: Budget | None) -> None:
 
 def resolved(config: TrainConfig) -> TrainConfig:
     """The configuration with what the data decides; the model decides the rest when it is built."""
-    table = nearfar.data.open(config.data.path, config.data.layout)
+    table = reopen(config.data.path, config.data.layout)
     return resolve(config, split(table, config.data, config.seed).train)
 
 

@@ -149,6 +149,7 @@ class SphereFaceLoss(Loss):
     arXiv:1704.08063, Eq. 7.
     """
 
+    free_norm = True
     iteration: Tensor
 
     def __init__(
@@ -210,6 +211,7 @@ class LargeMarginSoftmaxLoss(Loss):
     arXiv:1612.02295, Eq. 4-6.
     """
 
+    free_norm = True
     iteration: Tensor
 
     def __init__(

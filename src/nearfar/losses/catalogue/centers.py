@@ -162,6 +162,7 @@ class CenterLoss(Loss):
     Eq. 2-4.
     """
 
+    free_norm = True
     centers: Tensor
 
     def __init__(

@@ -98,6 +98,8 @@ class NPairsLoss(Loss):
     References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
     """
 
+    free_norm = True
+
     def __init__(self, *, pairs: Literal["all", "one_per_class"] = "all", l2_weight: float = 0.005, **options: Any):
         super().__init__(**options)
         check_choice("pairs", pairs, ("all", "one_per_class"))

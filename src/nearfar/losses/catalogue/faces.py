@@ -40,6 +40,7 @@ class AdaFaceLoss(Loss):
     arXiv:2204.00964.
     """
 
+    free_norm = True
     batch_mean: Tensor
     batch_std: Tensor
 
@@ -103,6 +104,8 @@ class MagFaceLoss(Loss):
     References: Q. Meng et al., "MagFace: A Universal Representation for Face Recognition and Quality Assessment",
     CVPR 2021, arXiv:2103.06627.
     """
+
+    free_norm = True
 
     def __init__(
         self,

@@ -35,6 +35,8 @@ class SoftmaxLoss(Loss):
         label_smoothing: how much of the target's probability all classes share.
     """
 
+    free_norm = True
+
     def __init__(
         self,
         num_classes: int,
@@ -65,6 +67,8 @@ class ModifiedSoftmaxLoss(Loss):
     References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
     arXiv:1704.08063, Eq. 4.
     """
+
+    free_norm = True
 
     def __init__(self, num_classes: int, embedding_size: int, **options: Any):
         super().__init__(**options)

@@ -225,11 +225,21 @@ class MarginLoss(Loss):
         check_choice("sampling", sampling, ("all", "distance_weighted"))
         self.margin, self.nu, self.sampling = margin, nu, sampling
         self.cutoff, self.nonzero_loss_cutoff = cutoff, nonzero_loss_cutoff
-        value = torch.full(() if num_classes is None else (num_classes,), float(beta))
+        self.beta_at_first = float(beta)
+        value = torch.full(() if num_classes is None else (num_classes,), self.beta_at_first)
         if learn_beta:
             self.beta = nn.Parameter(value)
         else:
             self.register_buffer("beta", value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "MarginLoss":
+        """In another precision, a boundary that has not moved is the number that was given, not its rounding."""
+        unmoved = not self.beta.is_meta and bool((self.beta == self.beta_at_first).all())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if unmoved and not self.beta.is_meta:
+            with torch.no_grad():
+                self.beta.fill_(self.beta_at_first)
+        return self
 
     @property
     def row_local(self) -> bool:

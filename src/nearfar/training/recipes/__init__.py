@@ -5,6 +5,7 @@
     faces.py       MS-Celeb-1M and the like
 
     nearfar recipes                                    lists them
+    nearfar recipes cub/proxy-anchor                   where one is from, what it needs, and all its settings
     nearfar train DATA --recipe cub/proxy-anchor       runs one
 
 >>> recipe("cub/proxy-anchor").optimiser.proxies
@@ -17,7 +18,9 @@ from nearfar.training.options import ConfigError
 from nearfar.training.recipes import faces, reid, retrieval
 from nearfar.training.recipes.recipe import Recipe
 
-__all__ = ["Recipe", "list_recipes", "recipe"]
+__all__ = ["Recipe", "find_recipe", "list_recipes", "recipe"]
+
+PROTOCOLS = ("-pa-protocol", "-fastreid-protocol", "-circle-protocol")  # which earlier names did not mention
 
 
 def list_recipes() -> list[Recipe]:
@@ -25,9 +28,15 @@ def list_recipes() -> list[Recipe]:
     return [*retrieval.recipes(), *reid.recipes(), *faces.recipes()]
 
 
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name, or of the name that it had before names said whose protocol they are."""
+    known = {info.name: info for info in list_recipes()}
+    for protocol in ("", *PROTOCOLS):
+        if name + protocol in known:
+            return known[name + protocol]
+    raise ConfigError(f"there is no recipe {name!r}: {suggestion(name, known, 'nearfar recipes lists them')}")
+
+
 def recipe(name: str) -> TrainConfig:
     """The configuration of a recipe; what `--recipe NAME` begins with."""
-    known = {info.name: info for info in list_recipes()}
-    if name not in known:
-        raise ConfigError(f"there is no recipe {name!r}: {suggestion(name, known, 'nearfar recipes lists them')}")
-    return known[name].config
+    return find_recipe(name).config

@@ -1,18 +1,79 @@
-"""What a recipe is."""
+"""What a recipe is, and what all of them say in the same words."""
 
 from dataclasses import dataclass
 
-from nearfar.training.config import TrainConfig
+from nearfar.training.config import (
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimiserConfig,
+    SamplerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from nearfar.training.downloads import DATA, WEIGHTS, Download
 
 UNPUBLISHED = "no figure is published for this protocol"
+
+# Every setting that a recipe does not mention has a value here, so that what nearfar does by default changes none.
+PLAIN = TrainConfig(
+    data=DataConfig(
+        split="auto",
+        validation=0.0,
+        folds=1,
+        framing="crop",
+        crop_area=(0.08, 1.0),
+        crop_ratio=(3 / 4, 4 / 3),
+        flip=0.5,
+        color=0.0,
+        erase=0.0,
+        pad=0,
+        interpolation="bilinear",
+    ),
+    sampler=SamplerConfig(kind="plain"),
+    model=ModelConfig(
+        pool="avg",
+        head="linear",
+        layer_norm=False,
+        parts=(1,),
+        head_start="random",
+        freeze=False,
+        freeze_batch_norm=False,
+        warmup_epochs=0,
+    ),
+    class_start="random",
+    sample_rate=1.0,
+    optimiser=OptimiserConfig(
+        trunk=1.0,
+        head=1.0,
+        proxies=1.0,
+        weight_decay=0.0,
+        decay_all=True,
+        momentum=0.9,
+        clip_value=None,
+        clip_norm=None,
+        restart=False,
+    ),
+    schedule=ScheduleConfig(kind="step", warmup_steps=0, gamma=0.1),
+    evaluation=EvaluationConfig(keep="trained", flip=False),
+    precision="32-true",
+    ema=0.0,
+    chunk=None,
+    select=None,
+)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A protocol of a paper with a loss.
 
-    `aim` is the published figure; `source` says where the settings are from, and `ours` which of them the source does
-    not give, or has otherwise.
+    Attributes:
+        name: `data/loss` has the settings of the loss's authors; `data/loss-OTHER-protocol` those of others.
+        aim: the published figure, if one is published for this protocol.
+        source: where the settings are from.
+        ours: which of them the source does not give, or has otherwise.
+        config: all of them.
+        formerly: what the recipe was called, or what its name stood for.
     """
 
     name: str
@@ -20,3 +81,10 @@ class Recipe:
     source: str
     ours: tuple[str, ...]
     config: TrainConfig
+    formerly: str = ""
+
+    @property
+    def needs(self) -> tuple[Download, ...]:
+        """The data set, and the pretrained weights."""
+        data, weights = DATA[self.name.partition("/")[0]], WEIGHTS.get(self.config.model.weights)
+        return (data,) if weights is None else (data, weights)

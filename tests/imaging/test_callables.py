@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nearfar.imaging import BrokenImageError, EvalTransform
-from nearfar.imaging.foreign import call_foreign, transformed
+from nearfar.imaging.callables import call_foreign, transformed
 from tests.imaging.pictures import photograph
 
 
@@ -51,7 +51,7 @@ def test_ours_are_given_the_source_and_others_the_decoded_image() -> None:
     assert transformed(EvalTransform(4, None), data).shape == (3, 4, 4)
     transformed(lambda image: seen.append((image.mode, image.size)) or image, data)
     assert seen == [("RGB", (4, 6))]
-    with pytest.raises(BrokenImageError, match="not a picture"):
+    with pytest.raises(BrokenImageError, match="not an image"):
         transformed(lambda image: image, b"no image")
 
 

@@ -97,7 +97,7 @@ def test_a_batch_is_normalised_as_its_images_are() -> None:
     ("options", "message"),
     [
         ({"size": 0, "resize": None}, "size=0 must be positive"),
-        ({"size": (1, 2, 3)}, "must be one number, or a height and a width"),
+        ({"size": (1, 2, 3)}, r"must be one number or \(height, width\)"),
         ({"size": 224, "resize": 200}, "resize=200 is smaller than size=224"),
         ({"size": (256, 128), "resize": 200}, "the crop would leave the image"),
         ({"interpolation": "cubic"}, 'interpolation must be "bilinear" or "bicubic", not \'cubic\''),
@@ -116,7 +116,7 @@ def test_the_way_through_json() -> None:
     transform = EvalTransform((20, 16), None, False, (0.1, 0.2, 0.3), (0.5, 0.5, 0.5), "bilinear", "BGR")
     again = EvalTransform.from_dict(json.loads(json.dumps(transform.to_dict())))
     assert again == transform and hash(again) == hash(transform)
-    with pytest.raises(ValueError, match="the eval transform has no sise: it has channels, crop"):
+    with pytest.raises(ValueError, match="the eval transform has no setting sise: it has channels, crop"):
         EvalTransform.from_dict({"transform": "eval", "sise": 3})
     with pytest.raises(ValueError, match="transform must be 'eval', not None"):
         EvalTransform.from_dict({"size": 3})

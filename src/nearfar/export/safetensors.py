@@ -1,4 +1,4 @@
-"""A model as `model.safetensors`, which `nearfar.models.Embedder.load` reads: tensors and JSON, nothing that runs."""
+"""Writes and runs `model.safetensors`, which `nearfar.models.Embedder.load` reads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from nearfar.models import Embedder
 
 
 def write_safetensors(model: Embedder, path: Path) -> None:
-    """Write the model without the names of the classes it was trained on: they say who or what is in the data."""
+    """Write the model without the names of its training classes, which are private."""
     names = model.label_names
     model.label_names = ()
     try:
@@ -20,7 +20,7 @@ def write_safetensors(model: Embedder, path: Path) -> None:
 
 
 def torch_network(model: Embedder) -> Callable[[Tensor], Tensor]:
-    """The model as PyTorch runs it, as a function of what the model takes."""
+    """The model in PyTorch, without gradients."""
 
     def embed(inputs: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -30,5 +30,5 @@ def torch_network(model: Embedder) -> Callable[[Tensor], Tensor]:
 
 
 def safetensors_network(path: Path) -> Callable[[Tensor], Tensor]:
-    """The file, as a function of what the model takes."""
+    """The network of a file, in PyTorch."""
     return torch_network(Embedder.load(path))

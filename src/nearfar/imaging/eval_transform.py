@@ -1,4 +1,4 @@
-"""The transform that is the same every time: what embedding and evaluation use, and what a trunk asks for."""
+"""The deterministic transform used for embedding and evaluation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,19 +28,19 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """Shorter side to `resize`, centre crop of `size`, normalised.
+    """Resize the shorter side to `resize`, crop the centre to `size`, normalise.
 
     Args:
         size: side of the square output, or (height, width).
-        resize: what the shorter side is scaled to before the crop; None takes the largest crop of the output's shape.
+        resize: length of the shorter side before the crop; None takes the largest crop of the output's aspect ratio.
         crop: False stretches the whole image to `size` instead, as is usual for faces and persons.
-        mean, std: per channel, in the order of `channels`, of values from 0 to 1.
+        mean, std: per channel, in the order of `channels`, for values from 0 to 1.
         interpolation: "bicubic" or "bilinear", both antialiased.
-        channels: "RGB", "BGR" (networks ported from Caffe) or "L" (one channel, grey).
+        channels: "RGB", "BGR" (networks ported from Caffe) or "L" (one grey channel).
 
-    Called with a path, the bytes of a file, an open file, a place in a file (`Span`), pixels (H, W[, 1 or 3]) or a
-    Pillow image; gives float32 (C, height, width). `pixels` and `normalise` are its two stages, so that worker
-    processes need to hand over bytes only. The crop is of whole pixels of the image.
+    The call takes a path, encoded bytes, an open file, a `Span`, pixels (H, W[, 1 or 3]) or a Pillow image, and returns
+    float32 (C, height, width). `pixels` and `normalise` are its two stages: worker processes run the first and
+    send bytes. The crop is aligned to whole pixels of the image.
     """
 
     takes_any_image: ClassVar[bool] = True
@@ -53,27 +53,27 @@ class EvalTransform:
     channels: Channels = "RGB"
 
     def __post_init__(self) -> None:
-        tuples_for_lists(self)
+        lists_to_tuples(self)
         check_output(self.size, self.mean, self.std, self.interpolation, self.channels)
         if self.resize is not None and self.crop and self.resize < max(self.height_width):
             raise InputError(f"resize={self.resize} is smaller than size={self.size}: the crop would leave the image")
 
     @property
     def height_width(self) -> tuple[int, int]:
-        """Of the output."""
+        """Height and width of the output."""
         return height_width(self.size)
 
     def __call__(self, image: ImageLike) -> Tensor:
         return self.normalise(self.pixels(image))
 
     def pixels(self, image: ImageLike) -> Tensor:
-        """Cropped and resized, as bytes (C, height, width)."""
+        """Crop and resize to uint8 (C, height, width)."""
         opened = OpenedImage(image)
         box = self._box(opened.width, opened.height)
         return in_channels(opened.resized(box, self.height_width, self.interpolation), self.channels)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(pixels / 255 - mean) / std, of bytes (..., C, height, width)."""
+        """(pixels / 255 - mean) / std for uint8 (..., C, height, width)."""
         return normalised(pixels, self.mean, self.std)
 
     def _box(self, width: int, height: int) -> Box:
@@ -85,28 +85,30 @@ class EvalTransform:
         return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, from which `from_dict` makes it again."""
+        """The settings as JSON values, which `from_dict` reads."""
         return {"transform": "eval", **dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "EvalTransform":
-        """What `to_dict` gave, also after a way through JSON. Unknown names are errors."""
-        return from_plain(cls, "eval", values)
+        """The inverse of `to_dict`, also after a round trip through JSON. Unknown names are errors."""
+        return transform_from_settings(cls, "eval", values)
 
 
-def tuples_for_lists(settings: Any) -> None:
-    """JSON knows no tuples: give a frozen dataclass its own back."""
+def lists_to_tuples(settings: Any) -> None:
+    """Replace the lists of a frozen dataclass by tuples, which JSON does not have."""
     for name, value in vars(settings).items():
         if isinstance(value, list):
             object.__setattr__(settings, name, tuple(value))
 
 
-def from_plain(settings: type[Settings], kind: str, values: Mapping[str, Any]) -> Settings:
-    """A transform from the dict of its settings, which says its kind as "transform"."""
+def transform_from_settings(settings: type[Settings], kind: str, values: Mapping[str, Any]) -> Settings:
+    """A transform from the dict of its settings, whose key "transform" must be `kind`."""
     options = dict(values)
-    if (given := options.pop("transform", None)) != kind:
-        raise InputError(f"transform must be {kind!r}, not {given!r}")
+    if (actual := options.pop("transform", None)) != kind:
+        raise InputError(f"transform must be {kind!r}, not {actual!r}")
     known = {field.name for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
     if unknown := set(options) - known:
-        raise InputError(f"the {kind} transform has no {', '.join(sorted(unknown))}: it has {', '.join(sorted(known))}")
+        raise InputError(
+            f"the {kind} transform has no setting {', '.join(sorted(unknown))}: it has {', '.join(sorted(known))}"
+        )
     return settings(**options)

@@ -1,4 +1,4 @@
-"""Transforms of every origin, called alike: what each is given, and what it gives back as a tensor."""
+"""Calls transforms of any library on an image, and returns a float tensor."""
 
 import contextlib
 import random
@@ -16,10 +16,10 @@ from nearfar.imaging.sources import ImageLike
 
 
 def transformed(transform: Callable[..., Any], image: ImageLike, seed: Sequence[int] | None = None) -> Tensor:
-    """The image as the transform makes it, a float tensor (C, H, W).
+    """Apply a transform to an image and return a float tensor (C, H, W).
 
-    Our own transforms (those that say `takes_any_image`) are given the image as it is, since they decode no more of it
-    than they need; others the decoded one, as `call_foreign` does, their chance decided by `seed` if that is given.
+    Transforms with `takes_any_image` (nearfar's own) get the undecoded image, because they decode only what they need.
+    All others get the decoded image through `call_foreign`; `seed` then fixes their random choices.
     """
     if getattr(transform, "takes_any_image", False):
         return torch.as_tensor(transform(image))
@@ -33,23 +33,23 @@ def transformed(transform: Callable[..., Any], image: ImageLike, seed: Sequence[
 def call_foreign(transform: Callable[..., Any], image: Image.Image, seed: int | None = None) -> Tensor:
     """Apply any callable to an RGB image and return a float tensor (C, H, W).
 
-    Transforms of albumentations are given the pixels as `image=`, those of kornia a float batch of one from 0 to 1, all
-    others (torchvision, or a function of your own) the Pillow image. Bytes that come back, as an array, a tensor or an
-    image, become floats from 0 to 1; floats stay as they are. `seed` is for transforms with a generator of their own.
+    Transforms of albumentations get the pixels as `image=`, those of kornia a float batch of one from 0 to 1, all
+    others (torchvision, plain functions) the Pillow image. uint8 results are scaled to [0, 1]; floats are returned
+    unchanged. `seed` is for transforms that own a random generator.
     """
-    home = {base.__module__.partition(".")[0] for base in type(transform).__mro__}
-    if "albumentations" in home:
+    libraries = {base.__module__.partition(".")[0] for base in type(transform).__mro__}
+    if "albumentations" in libraries:
         if seed is not None and hasattr(transform, "set_random_seed"):
             transform.set_random_seed(seed)
         return _as_tensor(transform(image=np.array(image))["image"])
-    if "kornia" in home:
+    if "kornia" in libraries:
         return _as_tensor(transform(_as_tensor(image)[None])[0])
     return _as_tensor(transform(image))
 
 
 @contextlib.contextmanager
 def _seeded(numbers: Sequence[int]) -> Iterator[int]:
-    """The generators that transforms draw from (of Python, numpy and torch), set for the while and then put back."""
+    """Seed the global generators of Python, numpy and torch, and restore them afterwards."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     seed = int(np.random.SeedSequence(list(numbers)).generate_state(1)[0])
     random.seed(seed)

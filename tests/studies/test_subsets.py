@@ -1,0 +1,59 @@
+"""Parts of batches against whole ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nearfar.studies import subsets
+from nearfar.studies.networks import Networks
+from nearfar.studies.subsets import METHODS, Options, step_memory, steps_for
+from nearfar.training.config import TrainConfig
+from nearfar.training.options import ConfigError, with_options
+from tests.training.making import SMALL, patterns
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Options:
+    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: patterns())
+    config = with_options(TrainConfig(), {**SMALL, "path": "patterns", "options": {"width": 4}})
+    return replace(Options().small(), config=config, seeds=2, lengths=(0.5, 1.0))
+
+
+def test_the_study(options: Options, tmp_path: Path) -> None:
+    found = subsets.run(options, tmp_path, print)
+    rows = found.tables["subsets"]
+    assert len(rows) == 2 * len(METHODS) and set(found.figures) == {"subsets"}
+    steps = {row["method"]: row["steps"] for row in rows if row["length"] == 1}
+    assert steps == {"whole": 6, "hard": 10, "weighted": 10, "random": 10, "small": 24}
+    assert all(0 < row["recall@1"] <= 1 for row in rows)
+    assert "choosing by weight (hard)" in found.sentences[1]
+
+
+def test_time_is_the_same() -> None:
+    """In passes: three for what is backpropagated, one for what is only compared."""
+    for keep in (0.125, 0.5):
+        assert steps_for("hard", 400, keep) * (1 + 3 * keep) == pytest.approx(1200, rel=0.01)
+        assert steps_for("small", 400, keep) * 3 * keep == pytest.approx(1200, rel=0.01)
+
+
+def test_a_part_takes_the_memory_of_a_small_batch(options: Options) -> None:
+    networks = Networks(options.config, 12)
+    whole, hard, small = (
+        step_memory(networks, method, "MultiSimilarityLoss", options) for method in ("whole", "hard", "small")
+    )
+    assert hard < 0.4 * whole and small <= hard < 1.2 * small
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"keep": 0.0}, "keep=0 is the part"),
+        ({"lengths": ()}, "lengths are parts of steps"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"losses": ("CircelLoss",)}, "did you mean CircleLoss"),
+    ],
+)
+def test_wrong_options(wrong: dict, message: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
+        Options(**wrong)
