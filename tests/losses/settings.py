@@ -127,15 +127,13 @@ class Setting:
 
     @property
     def needs_class_ids(self) -> bool:
-        """A boundary per class, or exactly one target per row."""
-        one_target = self.name in ("CenterLoss", "CurricularFaceLoss", "MagFaceLoss", "P2SGradLoss")
-        by_label = self.name == "CircleLoss" and self.arguments.get("m") is by_class
-        return one_target or by_label or (self.name == "MarginLoss" and "num_classes" in self.arguments)
+        """A number of the sample's class, or exactly one target per row."""
+        return self.make().needs_class_ids
 
     @property
     def one_number(self) -> bool:
         """A loss of the batch as a whole, without rows and weights."""
-        return self.name in ("HistogramLoss", "IntraPairVarianceLoss", "LiftedStructureLoss")
+        return self.info.whole_batch
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -144,7 +142,7 @@ class Setting:
     @property
     def takes_references(self) -> bool:
         """Whether samples may be compared with another set."""
-        return not self.class_level and self.name != "LiftedStructureLoss"
+        return not self.class_level and self.info.takes_references
 
     def make(
         self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any

@@ -111,6 +111,11 @@ class Loss(Summand):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     logit_scale: nn.Parameter | None  # the logarithm of a learned scale
+    # What a loss can, which it declares, and `LossInfo` shows; an instance may say otherwise.
+    row_local: bool = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
+    needs_class_ids: bool = False  # every sample has one class: no multi-hot labels, no masks
+    takes_references: bool = True  # samples may be compared with `ref_emb`, if not with classes
+    whole_batch: bool = False  # it is one number for the batch: no rows, no sample weights
     free_norm: ClassVar[bool] = False  # whether it is defined on features of any norm, and not of norm 1 alone
     learned: ClassVar[Mapping[str, Learned]] = {  # of which kind its parameters are, if it has them
         "weight": "classes",
@@ -308,15 +313,6 @@ class Loss(Summand):
     def class_level(self) -> bool:
         """Whether samples are compared with vectors of the classes, and not with each other."""
         return self.weighted
-
-    @property
-    def row_local(self) -> bool:
-        """Whether a row's loss is a function of its own similarities, so that ranks can share the rows out. What a loss
-        makes of the pairs itself, or of the batch before a step, is not known to be: it says so, if it is.
-        """
-        kind = type(self)
-        hooks = "over_pairs", "before_step", "row_parameters"
-        return all(getattr(kind, hook) is getattr(Loss, hook) for hook in hooks)
 
     @functools.cached_property
     def proxies_are_rows(self) -> bool:

@@ -40,6 +40,8 @@ class TupletMarginLoss(Loss):
     References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019.
     """
 
+    row_local = True
+
     def __init__(self, margin: float = math.radians(5.73), scale: float = 64.0, **options: Any):
         super().__init__(**options)
         check_angle("margin", margin)
@@ -76,6 +78,8 @@ class AngularLoss(Loss):
     References: J. Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017, arXiv:1708.01682, Eq. 7 and 9.
     """
 
+    row_local = True
+
     def __init__(self, alpha: float = math.radians(40), *, npair_weight: float = 0.0, **options: Any):
         super().__init__(**options)
         check_angle("alpha", alpha)
@@ -86,10 +90,6 @@ class AngularLoss(Loss):
     @property
     def proxies_are_rows(self) -> bool:
         return False
-
-    @property
-    def row_local(self) -> bool:
-        return True
 
     def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight

@@ -162,6 +162,7 @@ class CenterLoss(Loss):
     Eq. 2-4.
     """
 
+    needs_class_ids = True
     free_norm = True
     centers: Tensor
 

@@ -35,6 +35,8 @@ class UnifiedLoss(Loss):
     arXiv:2002.10857, Eq. 1.
     """
 
+    row_local = True
+
     def __init__(
         self,
         m: float = 0.25,
@@ -80,6 +82,8 @@ class CircleLoss(Loss):
     arXiv:2002.10857, Eq. 6 and 8-10.
     """
 
+    row_local = True
+
     def __init__(
         self,
         m: float | Tensor = 0.4,
@@ -97,6 +101,7 @@ class CircleLoss(Loss):
         check_positive("gamma", gamma)
         self.m: float | Tensor
         self.number_by_class("m", m, num_classes)
+        self.needs_class_ids = isinstance(m, Tensor)
         self.gamma, self.O_p, self.O_n, self.delta_p, self.delta_n = gamma, O_p, O_n, delta_p, delta_n
         if not isinstance(m, Tensor):
             self.O_p = 1 + m if O_p is None else O_p

@@ -39,6 +39,8 @@ class ContrastiveLoss(Loss):
     2006, Eq. 4.
     """
 
+    row_local = True
+
     def __init__(
         self,
         pos_margin: float = 0.0,
@@ -104,10 +106,7 @@ class NPairsLoss(Loss):
         super().__init__(**options)
         check_choice("pairs", pairs, ("all", "one_per_class"))
         self.pairs, self.l2_weight = pairs, l2_weight
-
-    @property
-    def row_local(self) -> bool:
-        return self.pairs == "all"
+        self.row_local = pairs == "all"
 
     def spec(self) -> LossSpec:
         if not self.row_local:  # of one positive, its own term is the row's loss
@@ -160,6 +159,8 @@ class MultiSimilarityLoss(Loss):
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
     2019, arXiv:1904.06627.
     """
+
+    row_local = True
 
     def __init__(
         self,
@@ -215,6 +216,8 @@ class NTXentLoss(Loss):
     arXiv:2002.05709, Eq. 1.
     """
 
+    row_local = True
+
     def __init__(self, temperature: float = 0.07, *, learnable: bool = False, **options: Any):
         super().__init__(**options)
         check_positive("temperature", temperature)
@@ -245,6 +248,8 @@ class SupConLoss(Loss):
 
     References: P. Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, arXiv:2004.11362, Eq. 2.
     """
+
+    row_local = True
 
     def __init__(self, temperature: float = 0.1, *, learnable: bool = False, **options: Any):
         super().__init__(**options)
@@ -284,6 +289,8 @@ class NCALoss(Loss):
     References: J. Goldberger et al., "Neighbourhood Components Analysis", NIPS 2004.
     """
 
+    row_local = True
+
     def __init__(self, softmax_scale: float = 1.0, **options: Any):
         super().__init__(**options)
         check_positive("softmax_scale", softmax_scale)
@@ -316,13 +323,11 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     arXiv:1904.02616.
     """
 
+    row_local = True
+
     def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **options: Any):
         super().__init__(**options)
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
-
-    @property
-    def row_local(self) -> bool:
-        return True
 
     def spec(self) -> LossSpec:
         return LossSpec(
@@ -376,6 +381,8 @@ class ThresholdConsistentMarginLoss(Loss):
     References: Q. Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024,
     arXiv:2307.04047.
     """
+
+    row_local = True
 
     def __init__(
         self,

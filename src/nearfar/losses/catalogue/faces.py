@@ -105,6 +105,7 @@ class MagFaceLoss(Loss):
     CVPR 2021, arXiv:2103.06627.
     """
 
+    needs_class_ids = True
     free_norm = True
 
     def __init__(
@@ -165,6 +166,7 @@ class CurricularFaceLoss(Loss):
     CVPR 2020, arXiv:2004.00288, Eq. 5-8.
     """
 
+    needs_class_ids = True
     t: Tensor
 
     def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.5, scale: float = 64.0, **options: Any):
@@ -216,6 +218,8 @@ class P2SGradLoss(Loss):
     References: X. Zhang et al., "P2SGrad: Refined Gradients for Optimizing Deep Face Models", CVPR 2019,
     arXiv:1905.02479, Eq. 11.
     """
+
+    needs_class_ids = True
 
     def __init__(self, num_classes: int, embedding_size: int, **options: Any):
         super().__init__(**options)

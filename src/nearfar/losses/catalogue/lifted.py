@@ -39,6 +39,8 @@ class GeneralizedLiftedStructureLoss(Loss):
     arXiv:1703.07737, Eq. 10.
     """
 
+    row_local = True
+
     def __init__(self, neg_margin: float = 1.0, pos_margin: float = 0.0, **options: Any):
         super().__init__(**options)
         self.neg_margin, self.pos_margin = neg_margin, pos_margin
@@ -70,6 +72,8 @@ class LiftedStructureLoss(WholeBatchLoss):
     References: H. Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016,
     arXiv:1511.06452, Eq. 4.
     """
+
+    takes_references = False
 
     def __init__(self, neg_margin: float = 1.0, pos_margin: float = 0.0, **options: Any):
         super().__init__(**options)

@@ -43,6 +43,8 @@ class StripLoss(Loss):
         0.0
     """
 
+    row_local = True
+
     def __init__(
         self,
         function: Callable[[Tensor, Tensor, Tensor], Tensor],

@@ -80,6 +80,8 @@ class SmoothAPLoss(Loss):
     arXiv:2007.12163, Eq. 6.
     """
 
+    row_local = True
+
     def __init__(self, temperature: float = 0.01, **options: Any):
         super().__init__(**options)
         check_positive("temperature", temperature)
@@ -112,6 +114,8 @@ class FastAPLoss(Loss):
 
     References: F. Cakir et al., "Deep Metric Learning to Rank", CVPR 2019, Eq. 10.
     """
+
+    row_local = True
 
     def __init__(self, num_bins: int = 10, **options: Any):
         super().__init__(**options)
@@ -160,6 +164,8 @@ class RecallAtKLoss(Loss):
     References: Y. Patel, G. Tolias, J. Matas, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup",
     CVPR 2022, arXiv:2108.11179, Eq. 8.
     """
+
+    row_local = True
 
     def __init__(
         self,
@@ -212,6 +218,8 @@ class PNPLoss(Loss):
     References: Z. Li et al., "Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances
     before Positive Ones is Enough", AAAI 2022, arXiv:2102.04640.
     """
+
+    row_local = True
 
     def __init__(
         self,
@@ -266,6 +274,8 @@ class RankedListLoss(Loss):
 
     References: X. Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019, arXiv:1903.03238.
     """
+
+    row_local = True
 
     def __init__(
         self,

@@ -43,15 +43,13 @@ class TwoTowerLoss(Loss):
         """The loss of checked towers, in float32 or float64."""
         raise TypeError(f"{type(self).__name__} does not say what it makes of two towers: define of_towers()")
 
-    @property
-    def row_local(self) -> bool:
-        return type(self).of_rows is not TwoTowerLoss.of_rows
+    takes_references = False
 
     def of_rows(
         self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
         """What a rank's `own` rows of both towers add to the loss of the `towers` of all ranks; `pairs` are its rows of
-        either × all rows of the other. A loss that does not say it is evaluated whole by every rank.
+        either × all rows of the other. A loss that is not `row_local` is evaluated whole by every rank.
         """
         raise TypeError(f"{type(self).__name__} does not fall into rows")
 
@@ -84,6 +82,7 @@ class InfoNCELoss(TwoTowerLoss):
     2021, arXiv:2103.00020.
     """
 
+    row_local = True
     logit_scale: nn.Parameter
 
     def __init__(self, temperature: float = 0.07, *, learnable: bool = True, max_scale: float = 100.0, **options: Any):
@@ -154,6 +153,7 @@ class SigLIPLoss(TwoTowerLoss):
     References: X. Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023, arXiv:2303.15343, Eq. 1.
     """
 
+    row_local = True
     logit_scale: nn.Parameter
 
     def __init__(self, temperature: float = 10.0, bias: float = -10.0, *, learnable: bool = True, **options: Any):

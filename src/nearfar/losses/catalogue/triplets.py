@@ -49,6 +49,8 @@ class TripletMarginLoss(Loss):
     Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5.
     """
 
+    row_local = True
+
     def __init__(
         self,
         margin: float = 0.2,
@@ -74,10 +76,6 @@ class TripletMarginLoss(Loss):
             gather=("max" if self.mining == "batch_hard" else "min", "max"),
             act="softplus" if self.smooth_loss else "relu",
         )
-
-    @property
-    def row_local(self) -> bool:
-        return True
 
     def listed_pairs(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool) -> TuplePairs:
         if len(indices) == 4:
@@ -206,6 +204,7 @@ class MarginLoss(Loss):
     References: C.-Y. Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567.
     """
 
+    row_local = True
     beta: Tensor
 
     def __init__(
@@ -226,6 +225,7 @@ class MarginLoss(Loss):
         self.margin, self.nu, self.sampling = margin, nu, sampling
         self.cutoff, self.nonzero_loss_cutoff = cutoff, nonzero_loss_cutoff
         self.beta_at_first = float(beta)
+        self.needs_class_ids = num_classes is not None
         value = torch.full(() if num_classes is None else (num_classes,), self.beta_at_first)
         if learn_beta:
             self.beta = nn.Parameter(value)
@@ -240,10 +240,6 @@ class MarginLoss(Loss):
             with torch.no_grad():
                 self.beta.fill_(self.beta_at_first)
         return self
-
-    @property
-    def row_local(self) -> bool:
-        return True
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""

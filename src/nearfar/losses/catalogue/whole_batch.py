@@ -51,6 +51,8 @@ def positive_pairs(pairs: Pairs, size: int, above_diagonal: bool) -> Iterator[tu
 class WholeBatchLoss(Loss):
     """A loss that is one number for the batch: it has no rows to be given ("none"), added ("sum") or weighed."""
 
+    whole_batch = True
+
     def __init__(self, **options: Any):
         super().__init__(**options)
         if self.reduction != "mean":
