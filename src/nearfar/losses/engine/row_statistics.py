@@ -190,9 +190,9 @@ class RowStatistics:
         if count and spec.smoothing:
             self.linear[1][rows] += only_pairs(v.clone(), 0.0).sum(1)
         reduction = self.negative.reduction
-        v = only_pairs(v, reduction.fill)
-        if kept is not None:  # numbers, as passes over booleans are slow
+        if kept is not None:  # numbers, as passes over booleans are slow; what is dropped rounds to `fill`
             v = v.add_(kept - 1, alpha=-reduction.fill) if reduction.fill else v.mul_(kept)
+        v = only_pairs(v, reduction.fill)
         if count and self.active:
             self.counts[1][rows] += v.count_nonzero(1)
         state, shares = reduction.tile(v, side.first_column)
