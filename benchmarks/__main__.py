@@ -95,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     identify.add_argument("--features", type=Path, metavar="NPZ", help="embeddings and labels of CUB-200-2011")
     identify.add_argument("--out", type=Path, metavar="CSV", help="instead of benchmarks/results/identify.csv")
 
+    hashing = commands.add_parser("hashing", help="figures of codes beside a search of an index, for guides/hashing.md")
+    hashing.add_argument("--steps", type=int, default=150, metavar="N", help="of each run on the glyphs (150)")
+
     commands.add_parser("parity", help="every trunk as ONNX and TorchScript against PyTorch, for docs/export.md")
 
     serving = commands.add_parser("serving", help="requests to nearfar serve, over loopback")
@@ -221,6 +224,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out is None:
             identify.write_table()
         return 0
+    if options.command == "hashing":
+        from benchmarks import hashing  # faiss is needed here alone
+
+        return hashing.write(options.steps)
     if options.command == "parity":
         from benchmarks import parity  # onnx is needed here alone
 

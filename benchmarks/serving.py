@@ -30,12 +30,11 @@ from fastapi import FastAPI
 from PIL import Image
 
 from benchmarks.results import ROOT, Stamped, append, stamp
-from nearfar.retrieval.index import About as AboutIndex
-from nearfar.retrieval.index import make_index, open_index
+from nearfar.retrieval.index import About, make_index, open_index
 from nearfar.serve.app import create_app
-from nearfar.serve.gallery import Gallery, key_of
 from nearfar.serve.limits import Limits
-from nearfar.serve.runs import About, ServedRun
+from nearfar.serve.served_gallery import ServedGallery, item_key
+from nearfar.serve.served_run import RunSummary, ServedRun
 
 CSV = ROOT / "benchmarks" / "results" / "serving.csv"
 GALLERY, DIMENSION, EACH = 100_000, 512, 20
@@ -79,7 +78,7 @@ def picture(seed: int) -> bytes:
 def build(folder: Path, gallery: int) -> None:
     """An index of classes of 20, each around a centre."""
     rng = np.random.default_rng(0)
-    index = make_index(folder / "index", AboutIndex("exact", "cosine", DIMENSION, "made", threshold={"threshold": 0.5}))
+    index = make_index(folder / "index", About("exact", "cosine", DIMENSION, "made", threshold={"threshold": 0.5}))
     with index.change() as change:
         for start in range(0, gallery, 10_000):
             rows = range(start, min(start + 10_000, gallery))
@@ -92,8 +91,8 @@ def build(folder: Path, gallery: int) -> None:
 def application(folder: Path) -> FastAPI:
     """What is served."""
     (folder / "shown.jpg").write_bytes(picture(0))
-    gallery = Gallery(open_index(folder / "index"), lambda image: str(folder / "shown.jpg"), folder / "added")
-    run = ServedRun("a", About("made", "none", "made", {}), embed, gallery)
+    gallery = ServedGallery(open_index(folder / "index"), lambda image: str(folder / "shown.jpg"), folder / "added")
+    run = ServedRun("a", RunSummary("made", "none", "made", {}), embed, gallery)
     return create_app({"a": run}, token=TOKEN, limits=Limits(rate=None), prepare=False)
 
 
@@ -186,7 +185,7 @@ def measure(
         folder = Path(name)
         build(folder, gallery)
         with served(folder) as port:
-            item = key_of(f"{folder}/{gallery // 2:06}.jpg")
+            item = item_key(f"{folder}/{gallery // 2:06}.jpg")
             kinds = {
                 "a picture": (asking("POST", "/api/runs/a/search?k=24", body=True), requests),
                 "an image of the gallery": (asking("GET", f"/api/runs/a/items/{item}/neighbours?k=24"), requests),
@@ -203,7 +202,7 @@ def measure(
                     searched = [answer["search_ms"] for answer in answers if "search_ms" in answer]
                     rows.append(_row(gallery, kind, clients, times, seconds, searched))
                     print(describe(rows[-1]), file=sys.stderr, flush=True)
-        kept = {key_of(one.id) for one in open_index(folder / "index").listed()}
+        kept = {item_key(one.id) for one in open_index(folder / "index").listed()}
         lost = len(added - kept)
     print(f"{len(added)} added, {lost} of them lost", file=sys.stderr, flush=True)
     rows = [replace(row, lost=lost if row.request == "add" else 0) for row in rows]

@@ -89,11 +89,11 @@ def _broken(folder: Path, names: list[str]) -> dict[str, str]:
         f"{names[0]}/truncated.jpg": (stream.getvalue()[:-4000], "truncated"),
         f"{names[0]}/truncated.png": ((folder / names[0] / "0.png").read_bytes()[:200], "truncated"),
         f"{names[1]}/empty.jpg": (b"", "empty"),
-        f"{names[2]}/huge.png": (bomb(60_000), "refused"),
-        f"{names[3]}/large.png": (bomb(10_000), "refused"),
+        f"{names[2]}/huge.png": (bomb(60_000), "too large"),
+        f"{names[3]}/large.png": (bomb(10_000), "too large"),
         f"{names[4]}/page.jpg": (b"<!DOCTYPE html>\n<html><body>404 Not Found</body></html>", "404|html"),
         f"{names[5]}/notes.jpeg": ("Fotos vom März\n".encode(), "text"),
-        f"{names[6]}/noise.gif": (bytes(np.random.default_rng(1).integers(128, 256, 500, np.uint8)), "not a picture"),
+        f"{names[6]}/noise.gif": (bytes(np.random.default_rng(1).integers(128, 256, 500, np.uint8)), "not an image"),
     }
     for name, (content, _) in contents.items():
         (folder / name).write_bytes(content)

@@ -148,7 +148,7 @@ def test_more_than_allowed_is_an_error(mess: Messy, run: str, tmp_path: Path, ca
 
 
 def test_serve(mess: Messy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from nearfar.serve.start import evaluated_of, open_run
+    from nearfar.serve.server import evaluation_rows, open_run
 
     made = made_run(tmp_path / "run", mess.folder, threshold=0.6)
     first = open_run("a", made)
@@ -156,8 +156,8 @@ def test_serve(mess: Messy, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     second = open_run("a", made)  # from the index
     for served in (first, second):
         assert len(served.gallery.catalogue.ids) == good(mess)
-        assert served.insight.judged() is not None
-    evaluated = evaluated_of(made)
+        assert served.analysis.diagnosis() is not None
+    evaluated = evaluation_rows(made)
     assert evaluated is not None and len(evaluated.ids) == 40
 
 

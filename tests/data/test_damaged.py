@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nearfar.data
-from nearfar.data.lists import LayoutError
+from nearfar.data.parsing import LayoutError
 from nearfar.errors import NearfarError
 
 
@@ -112,20 +112,25 @@ def test_damage_is_never_a_bug(name: str, tmp_path: Path) -> None:
             "cub",
             "image_class_labels.txt",
             "1 one\n",
-            r"image_class_labels\.txt has 'one' where a whole number should be",
+            r"image_class_labels\.txt has 'one' instead of a whole number",
         ),
-        ("sop", "Ebay_train.txt", "1 x 1 a.JPG\n", r"Ebay_train\.txt has 'x' where a whole number should be"),
-        ("msmt17", "list_query.txt", "0/0_0_01_x.jpg ?\n", r"list_query\.txt has '\?' where a whole number should be"),
-        ("lfw", "pairs.txt", "1 1\nAnn 1 x\nAnn 2 Bo 1\n", r"pairs\.txt has 'x' where a whole number should be"),
-        ("cfp", "Protocol/Split/FF/01/same.txt", "1,9\n", r"a pair is of image '9', which Pair_list_F\.txt does not"),
+        ("sop", "Ebay_train.txt", "1 x 1 a.JPG\n", r"Ebay_train\.txt has 'x' instead of a whole number"),
+        ("msmt17", "list_query.txt", "0/0_0_01_x.jpg ?\n", r"list_query\.txt has '\?' instead of a whole number"),
+        ("lfw", "pairs.txt", "1 1\nAnn 1 x\nAnn 2 Bo 1\n", r"pairs\.txt has 'x' instead of a whole number"),
+        (
+            "cfp",
+            "Protocol/Split/FF/01/same.txt",
+            "1,9\n",
+            r"a pair contains image '9', which Pair_list_F\.txt does not",
+        ),
         ("ijb", "meta/ijbc_template_pair_label.txt", "1 2\n", r"pair_label\.txt must have lines of two templates"),
-        ("ijb", "meta/ijbc_template_pair_label.txt", "1 2 x\n", r"pair_label\.txt is no table of whole numbers"),
-        ("megaface", "facescrub_features_list.json", "{", r"facescrub_features_list\.json is damaged or no JSON"),
+        ("ijb", "meta/ijbc_template_pair_label.txt", "1 2 x\n", r"pair_label\.txt must be a table of whole numbers"),
+        ("megaface", "facescrub_features_list.json", "{", r"facescrub_features_list\.json is not valid JSON"),
         ("recordio", "train.rec", "", r"train\.rec is empty"),
-        ("hugging-face", "dataset_dict.json", "[]", r"dataset_dict\.json must hold names and values"),
+        ("hugging-face", "dataset_dict.json", "[]", r"dataset_dict\.json must hold a JSON object"),
         ("hugging-face", "dataset_dict.json", "{}", r"dataset_dict\.json does not list the splits"),
         ("hugging-face", "train/state.json", "{}", r"state\.json does not list the files of the data"),
-        ("hugging-face", "train/data.arrow", "no", r"data\.arrow is damaged or no Arrow file"),
+        ("hugging-face", "train/data.arrow", "no", r"data\.arrow is not a valid Arrow file"),
     ],
 )
 def test_it_is_said_what_is_wrong(name: str, file: str, content: str, message: str, tmp_path: Path) -> None:
@@ -137,5 +142,5 @@ def test_it_is_said_what_is_wrong(name: str, file: str, content: str, message: s
 def test_a_mat_file_that_is_none(tmp_path: Path) -> None:
     pytest.importorskip("scipy.io")
     written(tmp_path, {"cars_annos.mat": "rubbish" * 99, "car_ims/x": ""})
-    with pytest.raises(LayoutError, match=r"cars_annos\.mat is damaged or no \.mat file"):
+    with pytest.raises(LayoutError, match=r"cars_annos\.mat is not a valid \.mat file"):
         nearfar.data.open(tmp_path)

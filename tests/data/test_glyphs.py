@@ -87,7 +87,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"classes=5000: the faces have 1[0-9]{3} characters that differ enough"):
+    with pytest.raises(ValueError, match=r"classes=5000: the faces have only 1[0-9]{3} distinct characters"):
         glyphs(classes=5000, cache=tmp_path)
     with pytest.raises(ValueError, match="there must be at least 2 classes"):
         glyphs(classes=1, cache=tmp_path)

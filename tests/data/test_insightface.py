@@ -11,7 +11,7 @@ import pytest
 
 import nearfar.data
 from nearfar.data import LayoutError, Span
-from nearfar.data.plainpickle import read_plain_pickle
+from nearfar.data.plain_pickle import read_plain_pickle
 from tests.data.making import encoded, shade
 
 MAGIC = struct.pack("<I", 0xCED7230A)
@@ -106,7 +106,7 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="has no record at 1 of the offsets"):
         nearfar.data.open(tmp_path)
     idx.write_text("0\t99999999\n")
-    with pytest.raises(LayoutError, match="gives offsets that are not in"):
+    with pytest.raises(LayoutError, match="has offsets outside of"):
         nearfar.data.open(tmp_path)
     idx.write_text("0\n")
     with pytest.raises(LayoutError, match="lines of a key and an offset"):
@@ -162,7 +162,7 @@ def test_nothing_is_executed(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(pickle.dumps(([Attack(made)], [True]), protocol))
     with pytest.raises(
-        LayoutError, match=r"refused: it holds the pickle instruction .* since other pickles can run code"
+        LayoutError, match=r"refused: it holds the pickle instruction .* because other pickles can run code"
     ):
         nearfar.data.open(path)
     assert not made.exists()
@@ -191,7 +191,7 @@ def test_only_lists_of_bytes_booleans_and_numbers(tmp_path: Path, value: object)
         (b"]]e.", "not a complete pickle"),
         (b"\x80\x02]q\x00h\x07.", "not a complete pickle"),
         (b"]].", "it ends with an unfinished value"),
-        (b"K\x01K\x02a.", "appends to what is no list"),
+        (b"K\x01K\x02a.", "appends to a value that is not a list"),
         (b"\x86.", "not a complete pickle"),
         (b"\x8e" + struct.pack("<Q", 2**62) + b"abc.", "not a complete pickle"),
     ],

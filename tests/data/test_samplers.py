@@ -196,9 +196,9 @@ def test_seeds_and_epochs_differ_and_repeat(kind: int) -> None:
 
 def test_a_state_of_other_data_is_refused() -> None:
     state = PKSampler(np.repeat(np.arange(8), 6), 2, 3).state_dict()
-    with pytest.raises(ValueError, match="the state has length 8, this sampler 4"):
+    with pytest.raises(ValueError, match="the state has length 8, but this sampler has 4"):
         PKSampler(np.repeat(np.arange(4), 6), 2, 3).load_state_dict(state)
-    with pytest.raises(ValueError, match="the state has seed 0, this sampler 1"):
+    with pytest.raises(ValueError, match="the state has seed 0, but this sampler has 1"):
         PKSampler(np.repeat(np.arange(8), 6), 2, 3, seed=1).load_state_dict(state)
 
 
@@ -208,8 +208,8 @@ def test_a_state_of_other_data_is_refused() -> None:
         (lambda: PKSampler([0, 1], 3, 2), "3 classes on each of 1 ranks need 3 classes, but there are 2: lower p"),
         (lambda: PKSampler([0, 1], 0, 2), "p=0 and k=2 must be positive"),
         (lambda: PKSampler([-1], 1, 2), "no row has a label"),
-        (lambda: PlainSampler(0, 4), "0 rows make no batch of 4"),
-        (lambda: PlainSampler(3, 4, drop_last=True), "3 rows make no batch of 4"),
+        (lambda: PlainSampler(0, 4), "0 rows are too few for a batch of 4"),
+        (lambda: PlainSampler(3, 4, drop_last=True), "3 rows are too few for a batch of 4"),
         (lambda: PlainSampler(3, 0), "batch_size=0 must be positive"),
         (lambda: PlainSampler(3, 2, rank=2, world_size=2), "rank=2 must be from 0 to world_size - 1 = 1"),
         (lambda: HierarchicalSampler([0, 0], [0, 1], 1, 1, 1), "class 0 is in more than one super-class"),

@@ -124,7 +124,7 @@ class SamplerMachine(RuleBasedStateMachine):
     @rule()
     def refuse_other_data(self) -> None:
         state = self.samplers[0].state_dict()
-        with pytest.raises(ValueError, match=f"the state has seed {self.seed}, this sampler {self.seed + 1}"):
+        with pytest.raises(ValueError, match=f"the state has seed {self.seed}, but this sampler has {self.seed + 1}"):
             self._original(0, self.seed + 1).load_state_dict(state)
         with pytest.raises(ValueError, match="the state has length"):
             self.samplers[0].load_state_dict({**state, "length": self.length + 1})

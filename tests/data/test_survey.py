@@ -11,7 +11,7 @@ import pytest
 import nearfar.data
 from nearfar.data import SPLITS, Encoded, Table, TooManyBrokenImagesError
 from nearfar.data import survey as surveys
-from nearfar.data.splits import halves_note
+from nearfar.data.default_splits import halves_note
 from nearfar.data.survey import row_name, survey
 from tests.data.making import encoded, image
 from tests.messy import Messy, messy
@@ -43,7 +43,7 @@ def test_what_cannot_be_read_is_left_out_and_all_else_counts(mess: Messy) -> Non
     assert reasons.keys() == mess.broken.keys()
     for name, word in mess.broken.items():
         assert re.search(word, reasons[name]), (name, reasons[name])
-    kept = found.kept(table)
+    kept = found.readable_rows(table)
     assert isinstance(kept.images, nearfar.data.Files)
     names = {kept.images.name(row) for row in range(len(kept))}
     assert names >= set(mess.odd) and not names & mess.broken.keys() and len(names) == mess.total - len(mess.broken)
@@ -64,13 +64,13 @@ def test_the_second_look_reads_no_file(mess: Messy, monkeypatch: pytest.MonkeyPa
     table = nearfar.data.open(mess.folder)
     first = survey(table)
     read = list[str]()
-    look = surveys._look
+    look = surveys._inspect
 
     def counted(source: object) -> tuple[str, str]:
         read.append(Path(str(source)).name)
         return look(source)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(surveys, "_look", counted)
+    monkeypatch.setattr(surveys, "_inspect", counted)
     assert survey(table) == first
     # What the system would not read may be there the next time, though nothing about the file has changed.
     assert sorted(read) == ["circle.jpg", "gone.jpg", *([] if os.getuid() == 0 else ["forbidden.png"])]
@@ -92,10 +92,10 @@ def test_the_fraction_is_of_all_images(tmp_path: Path) -> None:
     table = nearfar.data.open(folder)
     found = survey(table)
     found.check(table, 0.25)
-    message = r"2 of 8 images of photos cannot be read, more than the 20% allowed\. The first: 00/0\.png: not a picture"
+    message = r"2 of 8 images of photos cannot be read, more than the 20% allowed\. The first: 00/0\.png: not an image"
     with pytest.raises(TooManyBrokenImagesError, match=message):
         found.check(table, 0.2)
-    with pytest.raises(ValueError, match="max_broken is a fraction"):
+    with pytest.raises(ValueError, match="max_broken must be a fraction"):
         found.check(table, 25)
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
@@ -106,17 +106,17 @@ def test_the_fraction_is_of_all_images(tmp_path: Path) -> None:
 def test_what_is_said(tmp_path: Path) -> None:
     folder = files(tmp_path / "my photos", 4, 3)
     table = nearfar.data.open(folder)
-    assert survey(table).told(table) == []
+    assert survey(table).report(table) == []
     for number in range(4):
         for row in range(2):
             (folder / f"{number:02}" / f"{row}.png").write_bytes(b"")
     found = survey(table)
-    assert found.told(table) == [
+    assert found.report(table) == [
         "left out: 8 of 12 images cannot be read",
         *(f"  {name}.png: the file is empty" for name in ("00/0", "00/1", "01/0", "01/1", "02/0")),
         f"  and 3 more: nearfar doctor '{folder}' lists them",
     ]
-    assert found.told(table, "photos")[-1] == "  and 3 more: nearfar doctor photos lists them"
+    assert found.report(table, "photos")[-1] == "  and 3 more: nearfar doctor photos lists them"
 
 
 def test_a_class_without_a_readable_image_is_as_if_it_were_not_there(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_class_without_a_readable_image_is_as_if_it_were_not_there(tmp_path: P
     for row in range(2):
         (folder / "01" / f"{row}.png").write_bytes(b"")
     table = nearfar.data.open(folder)
-    kept = survey(table).kept(table)
+    kept = survey(table).readable_rows(table)
     shutil.rmtree(folder / "01")
     expected = nearfar.data.open(folder)
     assert expected.notes == (halves_note(8),)
@@ -140,4 +140,4 @@ def test_images_that_are_no_files() -> None:
     )
     found = survey(table)
     assert found.broken == {1: "the file is empty"} and found.fingerprints[0] == found.fingerprints[2]
-    assert found.told(table)[1:] == ["  #1: the file is empty"]
+    assert found.report(table)[1:] == ["  #1: the file is empty"]

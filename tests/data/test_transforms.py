@@ -110,7 +110,7 @@ def test_transforms_survive_json(transform: EvalTransform | TrainTransform) -> N
     [
         (
             lambda: transform_from_dict({"transform": "eval", "sise": 3}),
-            "the eval transform has no sise: it has channels",
+            "the eval transform has no setting sise: it has channels",
         ),
         (lambda: transform_from_dict({"size": 3}), "transform must be one of eval, train, not None"),
         (lambda: TrainTransform(0), "size=0 must be positive"),

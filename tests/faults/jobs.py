@@ -11,8 +11,8 @@ import numpy as np
 from nearfar.data import FeatureCache, embedded, feature_files
 from nearfar.retrieval import structures
 from nearfar.retrieval.index import open_index
-from nearfar.serve.gallery import Gallery, key_of
-from nearfar.serve.runs import About, ServedRun
+from nearfar.serve.served_gallery import ServedGallery, item_key
+from nearfar.serve.served_run import RunSummary, ServedRun
 from tests.serve.making import bearer, client, embed, picture
 
 IMAGES = 12
@@ -85,11 +85,11 @@ def build_graph(folder: str) -> None:
 def change_gallery(folder: str, method: str, content: str, label: str) -> None:
     """Send one picture, or take one image out by its id, and print the answer as the client has it."""
     index = open_index(Path(folder) / "index")
-    gallery = Gallery(index, lambda image: image, Path(folder) / "added")
-    asking = client(ServedRun("a", About("made", "CircleLoss", "photos", {}), embed, gallery))
+    gallery = ServedGallery(index, lambda image: image, Path(folder) / "added")
+    asking = client(ServedRun("a", RunSummary("made", "CircleLoss", "photos", {}), embed, gallery))
     if method == "add":
         body = picture(seed=int(content))
         answer = asking.post("/api/runs/a/items", params={"label": label}, content=body, headers=bearer())
     else:
-        answer = asking.delete(f"/api/runs/a/items/{key_of(content)}", headers=bearer())
+        answer = asking.delete(f"/api/runs/a/items/{item_key(content)}", headers=bearer())
     print(json.dumps({"status": answer.status_code, "detail": answer.json().get("detail")}))

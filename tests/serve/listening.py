@@ -68,7 +68,7 @@ def started(*words: str, **environment: str) -> Iterator[Process]:
             assert process.stdout is not None
             for line in process.stdout:
                 printed += line
-                if "Ctrl-C stops" in line:
+                if "Stop with Ctrl-C" in line:
                     break
             address = re.search(r"http://\S+:\d+", printed)
             token = re.search(r"#token=(\S+)", printed)

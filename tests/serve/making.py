@@ -9,12 +9,11 @@ from starlette.testclient import TestClient
 
 from nearfar.evaluation import OpenSet
 from nearfar.imaging import load_image
-from nearfar.retrieval.index import About as AboutIndex
-from nearfar.retrieval.index import make_index
+from nearfar.retrieval.index import About, make_index
 from nearfar.serve.app import create_app
-from nearfar.serve.gallery import Gallery
 from nearfar.serve.limits import Limits
-from nearfar.serve.runs import About, ServedRun
+from nearfar.serve.served_gallery import ServedGallery
+from nearfar.serve.served_run import RunSummary, ServedRun
 from tests.training.making import patterns
 
 TOKEN = "the-right-token"
@@ -56,15 +55,13 @@ def served(
 ) -> ServedRun:
     """A run whose gallery is a folder of pictures; every name of a class ends with markup, which must do no harm."""
     pictures = [(path, f"{label} {HOSTILE}") for path, label in photos(folder / "photos", **options)]
-    kept = AboutIndex(
-        "exact", "cosine", 16, "made", threshold=threshold and {"threshold": threshold, "precision": 0.95}
-    )
+    kept = About("exact", "cosine", 16, "made", threshold=threshold and {"threshold": threshold, "precision": 0.95})
     index = make_index(folder / "index", kept)
     with index.change() as change:
         ids, labels = zip(*pictures, strict=True)
         change.put(ids, np.concatenate([embed(path) for path in ids]), labels)
-    gallery = Gallery(index, lambda image: image, folder / "added")
-    about = About(f"made {key}", "CircleLoss", "photos", {"recall@1": 0.75})
+    gallery = ServedGallery(index, lambda image: image, folder / "added")
+    about = RunSummary(f"made {key}", "CircleLoss", "photos", {"recall@1": 0.75})
     return ServedRun(key, about, embed, gallery, calibrate=calibrate)
 
 

@@ -156,7 +156,7 @@ def test_who_it_is(opened, server, glyph_folder) -> None:
         said.add(found["verdict"])
         page.wait_for_selector(".column[data-run=b] .who:not(.panel)")
         other = page.locator(".column[data-run=b] .who").inner_text()
-        assert other.startswith("Who it is cannot be said: not calibrated, because the run has kept no embeddings")
+        assert other.startswith("Identification is not calibrated: the run has kept no embeddings")
         looks_right(page)
     assert {"enrolled", "none"} <= said
     who.locator("summary").click()
@@ -182,7 +182,7 @@ def test_what_is_no_picture_is_told(opened, server, tmp_path) -> None:
     at(page, server, "#/search")
     (tmp_path / "words.txt").write_text("hello")
     page.set_input_files("#file", str(tmp_path / "words.txt"))
-    page.get_by_text("words.txt is no picture.").wait_for()
+    page.get_by_text("words.txt is not a picture.").wait_for()
     (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
     page.set_input_files("#file", str(tmp_path / "broken.png"))
     page.wait_for_selector(".column[data-run=a] [role=alert]")
@@ -264,16 +264,16 @@ def test_mistakes(opened, server) -> None:
     page.get_by_role("button", name=re.compile("untrained")).click()  # it makes more of them
     page.wait_for_selector("#mistakes-body .worst")
     about = page.locator("#mistakes-about").inner_text()
-    assert "The run’s test images" in about and "Of 144 queries" in about
+    assert "The run’s test images" in about and "of 144 queries" in about
     strip = page.locator(".worst > li").first
-    assert strip.locator(".asked").count() == 1 and strip.locator(".wrong").count() >= 1
+    assert strip.locator(".strip-query").count() == 1 and strip.locator(".wrong").count() >= 1
     assert strip.locator(".card").nth(1).get_attribute("class") == "card wrong"  # the nearest is not of its class
     looks_right(page)
     page.get_by_role("tab", name="Confused classes").click()
     assert page.locator(".pair").count() >= 1 and not page.locator(".worst").is_visible()
     looks_right(page)
     page.get_by_role("tab", name="Worst queries").click()
-    strip.locator(".asked > a").click()
+    strip.locator(".strip-query > a").click()
     page.wait_for_selector(".column .card[data-similarity]")
 
 
@@ -331,7 +331,7 @@ def test_adding_and_taking_away(opened, server, tmp_path) -> None:
         dialog = page.locator("#remove-dialog")
         dialog.wait_for()
         assert name in dialog.inner_text()
-        dialog.get_by_role("button", name="Take it away").click()
+        dialog.get_by_role("button", name="Remove").click()
         page.wait_for_function(
             "([run, name]) => ![...document.querySelectorAll(`.column[data-run=${run}] .card`)].some((e) => e.dataset.label === name)",
             arg=[run, name],
@@ -345,19 +345,19 @@ def test_without_the_token_it_is_asked_for(opened, server) -> None:
     page.get_by_role("button", name="Changes are allowed: lock").click()
     at(page, server, "#/gallery?images")
     page.wait_for_selector("#gallery-grid .card[data-item]")
-    assert page.locator("#gallery-grid .take").count() == 0
+    assert page.locator("#gallery-grid .remove").count() == 0
     page.locator("#gallery-grid .card > a").first.focus()
     page.keyboard.press("Delete")
     page.wait_for_selector("#access-dialog[open]")
     looks_right(page)
     page.fill("#token", "a wrong one")
     page.get_by_role("button", name="Unlock").click()
-    page.get_by_text("a wrong token").wait_for()
+    page.get_by_text("the token is wrong").wait_for()
     assert len(heard) == 1 and "401" in heard.pop()
     page.fill("#token", server.token)
     page.get_by_role("button", name="Unlock").click()
-    page.locator("#remove-dialog").get_by_role("button", name="Keep it").click()
-    page.wait_for_selector("#gallery-grid .take", state="attached")
+    page.locator("#remove-dialog").get_by_role("button", name="Cancel").click()
+    page.wait_for_selector("#gallery-grid .remove", state="attached")
 
 
 def test_light_and_dark_by_hand(opened, server) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from nearfar.retrieval.index import BusyIndexError, open_index
 from nearfar.serve.app import create_app
-from nearfar.serve.gallery import Gallery, key_of
 from nearfar.serve.limits import Limits
+from nearfar.serve.served_gallery import ServedGallery, item_key
 from tests.serve.listening import PATIENCE, listening
 from tests.serve.making import FREE, TOKEN, bearer, client, embed, picture, served
 
@@ -54,10 +54,10 @@ def test_a_file_of_the_gallery_is_never_deleted(tmp_path) -> None:
     run = served(tmp_path)
     asking = client(run)
     path = tmp_path / "photos" / "004.png"
-    assert asking.get(f"/api/runs/a/items/{key_of(str(path))}/picture").status_code == 200
-    assert asking.delete(f"/api/runs/a/items/{key_of(str(path))}", headers=bearer()).status_code == 200
+    assert asking.get(f"/api/runs/a/items/{item_key(str(path))}/picture").status_code == 200
+    assert asking.delete(f"/api/runs/a/items/{item_key(str(path))}", headers=bearer()).status_code == 200
     assert path.exists() and str(path) not in open_index(tmp_path / "index")
-    assert asking.get(f"/api/runs/a/items/{key_of(str(path))}/picture").status_code == 404  # though it had been shown
+    assert asking.get(f"/api/runs/a/items/{item_key(str(path))}/picture").status_code == 404  # though it had been shown
 
 
 @pytest.mark.parametrize("label", ["", "   ", "a\nb", "a\0b", "x" * 201])
@@ -77,7 +77,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, where: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/secret")
 
     if where == "picture":
-        monkeypatch.setattr("nearfar.serve.gallery.write_file", full)
+        monkeypatch.setattr("nearfar.serve.served_gallery.write_file", full)
     else:
         monkeypatch.setattr("nearfar.retrieval.store.Store.commit", full)
     answer = asking.post("/api/runs/a/items?label=new", content=picture(seed=4), headers=bearer())
@@ -85,7 +85,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, where: str) -> None:
     assert asking.get("/api/runs/a/items").json()["total"] == 9
     assert list((tmp_path / "added").glob("*.png")) == []
     if where == "index":
-        item = key_of(run.gallery.catalogue.ids[0])
+        item = item_key(run.gallery.catalogue.ids[0])
         assert asking.delete(f"/api/runs/a/items/{item}", headers=bearer()).status_code == 507
     monkeypatch.undo()
     assert asking.post("/api/runs/a/search?k=9", content=picture()).status_code == 200
@@ -108,7 +108,7 @@ def test_an_index_that_another_process_changes(tmp_path, monkeypatch, caplog) ->
 def test_readers_and_writers_together_lose_nothing(tmp_path) -> None:
     """Four add, one takes away, three search, over real sockets; then everything is as it was answered."""
     run = served(tmp_path)
-    removed = [key_of(image) for image in run.gallery.catalogue.ids[:12]]
+    removed = [item_key(image) for image in run.gallery.catalogue.ids[:12]]
     app = create_app({"a": run}, token=TOKEN, limits=FREE, prepare=False)
     searching = True
     all_search = threading.Barrier(4)  # the three who search, and who begins to change
@@ -156,11 +156,11 @@ def test_readers_and_writers_together_lose_nothing(tmp_path) -> None:
             searching = False
             assert all(reader.result() > 1 for reader in readers)
 
-    kept = {key_of(item.id) for item in open_index(tmp_path / "index").listed()}
+    kept = {item_key(item.id) for item in open_index(tmp_path / "index").listed()}
     assert len(added) == 20 and added <= kept
     assert kept.isdisjoint(removed) and len(kept) == 60 + 20 - 12
-    assert {key_of(str(path)) for path in (tmp_path / "added").glob("*.png")} == added
-    fresh = Gallery(open_index(tmp_path / "index"), lambda image: image, tmp_path / "added")
+    assert {item_key(str(path)) for path in (tmp_path / "added").glob("*.png")} == added
+    fresh = ServedGallery(open_index(tmp_path / "index"), lambda image: image, tmp_path / "added")
     assert set(fresh.catalogue.keys) == kept == set(run.gallery.catalogue.keys)
 
 

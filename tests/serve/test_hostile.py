@@ -14,10 +14,10 @@ from PIL import Image, ImageFile, PngImagePlugin, WebPImagePlugin
 
 from nearfar.errors import InputError
 from nearfar.imaging import BrokenImageError
-from nearfar.serve.gallery import UnknownItemError, key_of
-from nearfar.serve.images import KEPT_SIDE, checked, to_keep
+from nearfar.serve.images import STORED_SIDE, checked_upload, stored_png
 from nearfar.serve.limits import BusyError, Limits, RateLimit, Slots
 from nearfar.serve.security import HEADERS, WriteAccess
+from nearfar.serve.served_gallery import UnknownItemError, item_key
 from tests.serve.making import FREE, TOKEN, bearer, client, picture, served
 
 
@@ -63,8 +63,8 @@ def test_there_is_no_way_to_files(asking, address: str) -> None:
 def test_only_images_of_the_gallery_are_opened(asking, run, place: str) -> None:
     """Even who knows how keys are made gets nothing else."""
     for address in ("picture", "neighbours"):
-        assert asking.get(f"/api/runs/a/items/{key_of(place)}/{address}").status_code == 404
-    assert asking.delete(f"/api/runs/a/items/{key_of(place)}", headers=bearer()).status_code == 404
+        assert asking.get(f"/api/runs/a/items/{item_key(place)}/{address}").status_code == 404
+    assert asking.delete(f"/api/runs/a/items/{item_key(place)}", headers=bearer()).status_code == 404
     with pytest.raises(UnknownItemError):
         run.gallery.source(place)
     with pytest.raises(UnknownItemError):
@@ -228,18 +228,20 @@ def test_what_is_kept_is_pixels_alone(tmp_path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter
     exif[0x010E] = "SECRET"
-    upload = checked(picture("JPEG", (3000, 1000), exif=exif, comment=b"<script>SECRET</script>"), FREE.upload_pixels)
+    upload = checked_upload(
+        picture("JPEG", (3000, 1000), exif=exif, comment=b"<script>SECRET</script>"), FREE.upload_pixels
+    )
     assert (upload.width, upload.height) == (1000, 3000)
-    kept = to_keep(upload)
+    kept = stored_png(upload)
     assert b"SECRET" not in kept
     with Image.open(io.BytesIO(kept)) as image:
-        assert (image.format, image.size, image.info) == ("PNG", (round(KEPT_SIDE / 3), KEPT_SIDE), {})
+        assert (image.format, image.size, image.info) == ("PNG", (round(STORED_SIDE / 3), STORED_SIDE), {})
 
 
 def test_pixels_are_limited_as_told() -> None:
-    assert checked(picture(size=(20, 10)), 200).width == 20
+    assert checked_upload(picture(size=(20, 10)), 200).width == 20
     with pytest.raises(BrokenImageError, match="20 × 10 is more than 199 pixels"):
-        checked(picture(size=(20, 10)), 199)
+        checked_upload(picture(size=(20, 10)), 199)
 
 
 # Sizes, rates and turns
@@ -252,7 +254,7 @@ def test_large_bodies_are_refused(run) -> None:
     answer = asking.post(
         "/api/runs/a/search", content=(bytes(100) for _ in range(1000))
     )  # of a length that is not told
-    assert answer.status_code == 413 and answer.json()["detail"] == "a picture may have 1,000 bytes"
+    assert answer.status_code == 413 and answer.json()["detail"] == "a picture may have at most 1,000 bytes"
     lie = asking.post("/api/runs/a/search", content=b"x", headers={"Content-Length": "-5"})
     assert lie.status_code in (400, 413)
 
@@ -272,7 +274,7 @@ def test_who_asks_too_often_must_wait(run, monkeypatch) -> None:
 
 
 def test_clients_are_told_apart_and_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr("nearfar.serve.limits.CLIENTS", 2)
+    monkeypatch.setattr("nearfar.serve.limits.MAX_CLIENTS", 2)
     limit = RateLimit(per_second=1, burst=1, clock=lambda: 0.0)
     assert [limit.wait(client) for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1")] == [0, 0, 1]
     assert limit.wait("2001:db8::1") == 0 and limit.wait("2001:db8::2") == 1  # one network, one client
@@ -282,7 +284,7 @@ def test_clients_are_told_apart_and_forgotten(monkeypatch) -> None:
 
 def test_too_many_waiting_are_sent_away(run) -> None:
     async def crowd() -> list[bool]:
-        slots, done = Slots(at_work=1, waiting=2), []
+        slots, done = Slots(max_running=1, max_waiting=2), []
         all_came = threading.Event()
 
         async def one(number: int) -> None:
@@ -300,7 +302,9 @@ def test_too_many_waiting_are_sent_away(run) -> None:
         return done
 
     assert sorted(anyio.run(crowd)) == [False, False, True, True, True]
-    answer = client(run, limits=Limits(rate=None, at_work=1, waiting=-1)).post("/api/runs/a/search", content=picture())
+    answer = client(run, limits=Limits(rate=None, max_running=1, max_waiting=-1)).post(
+        "/api/runs/a/search", content=picture()
+    )
     assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
 
 
@@ -365,7 +369,7 @@ def test_pages_elsewhere_cannot_ask(asking, headers: dict[str, str], status: int
 def test_nothing_is_written_without_the_token(run, headers: dict[str, str]) -> None:
     sent = {name.encode(): value.encode() for name, value in headers.items()}
     asking = client(run)
-    item = key_of(run.gallery.catalogue.ids[0])
+    item = item_key(run.gallery.catalogue.ids[0])
     for answer in (
         asking.post("/api/runs/a/items?label=x", content=picture(seed=5), headers=sent),
         asking.delete(f"/api/runs/a/items/{item}", headers=sent),
@@ -438,10 +442,8 @@ def test_errors_tell_nothing(run, monkeypatch, caplog) -> None:
         raise RuntimeError("the secret of /home/me")
 
     monkeypatch.setattr(run, "search_item", fail)
-    answer = client(run).get(f"/api/runs/a/items/{key_of('x')}/neighbours")
-    assert answer.status_code == 500 and answer.json() == {
-        "detail": "something is wrong with the server: it printed what"
-    }
+    answer = client(run).get(f"/api/runs/a/items/{item_key('x')}/neighbours")
+    assert answer.status_code == 500 and answer.json() == {"detail": "internal error: see the server's log"}
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "the secret of /home/me" in caplog.text
 
@@ -453,10 +455,8 @@ def test_errors_for_the_operator_are_printed_and_not_told(run, monkeypatch, capl
         raise InputError("/home/me/data.csv is damaged: write it anew")
 
     monkeypatch.setattr(run, "search_item", fail)
-    answer = client(run).get(f"/api/runs/a/items/{key_of('x')}/neighbours")
-    assert answer.status_code == 500 and answer.json() == {
-        "detail": "this cannot be answered now: what the server printed says why"
-    }
+    answer = client(run).get(f"/api/runs/a/items/{item_key('x')}/neighbours")
+    assert answer.status_code == 500 and answer.json() == {"detail": "the request failed: see the server's log"}
     assert "/home/me/data.csv is damaged: write it anew" in caplog.text and "Traceback" not in caplog.text
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from nearfar.evaluation import NotCalibratedError
-from nearfar.serve.gallery import Gallery
-from nearfar.serve.identity import uncalibrated
-from nearfar.serve.runs import ServedRun
+from nearfar.serve.identification import uncalibrated
+from nearfar.serve.served_gallery import ServedGallery
+from nearfar.serve.served_run import ServedRun
 from tests.serve.making import HOSTILE, PROMISE, bearer, client, embed, photos, picture, served
 
 
@@ -57,7 +57,7 @@ def test_without_calibration_there_are_similarities(tmp_path) -> None:
     asking = client(served(tmp_path, calibrate=uncalibrated, each=3))
     found = asking.post("/api/runs/a/identify", content=picture()).json()
     assert found["verdict"] == "uncalibrated" and found["who"] is found["probability"] is found["calibration"] is None
-    assert found["why_not"] == "nothing is known of held-out classes"
+    assert found["why_not"] == "no held-out classes are known"
     assert found["similarity"] == pytest.approx(by_hand(picture(), tmp_path)[0][0], abs=1e-5)
 
 
@@ -93,6 +93,6 @@ def test_a_gallery_without_classes_says_so(tmp_path) -> None:
     with run.gallery.index.change() as change:
         ids = [item.id for item in list(run.gallery.index.listed())]
         change.put(ids, np.concatenate([embed(path) for path in ids]), [""] * len(ids))
-    nameless = ServedRun("a", run.about, embed, Gallery(run.gallery.index, str, tmp_path / "added"))
+    nameless = ServedRun("a", run.summary, embed, ServedGallery(run.gallery.index, str, tmp_path / "added"))
     answer = client(nameless).post("/api/runs/a/identify", content=picture())
     assert answer.status_code == 409 and "no classes to tell apart" in answer.json()["detail"]

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 import nearfar
-from nearfar.serve.gallery import THUMBNAIL_BYTES, Gallery, key_of, shown_name
+from nearfar.serve.served_gallery import THUMBNAIL_BYTES, ServedGallery, display_name, item_key
 from tests.serve.making import HOSTILE, client, picture, served
 
 
@@ -68,7 +68,7 @@ def test_small_pictures(asking, run, tmp_path) -> None:
         assert (shown.format, shown.size) == ("WEBP", (16, 16))  # never larger than it is
     large = tmp_path / "large.jpg"
     large.write_bytes(picture("JPEG", (900, 300)))
-    gallery = Gallery(run.gallery.index, lambda image: str(large), tmp_path)
+    gallery = ServedGallery(run.gallery.index, lambda image: str(large), tmp_path)
     for side, size in ((96, (96, 32)), (384, (384, 128))):
         with Image.open(io.BytesIO(gallery.thumbnail(run.gallery.catalogue.ids[0], side))) as shown:
             assert shown.size == size
@@ -78,8 +78,8 @@ def test_small_pictures(asking, run, tmp_path) -> None:
 
 
 def test_small_pictures_that_are_not_asked_for_are_forgotten(run, monkeypatch) -> None:
-    monkeypatch.setattr("nearfar.serve.gallery.THUMBNAIL_BYTES", 3000)
-    gallery = Gallery(run.gallery.index, lambda image: image, run.gallery.added)
+    monkeypatch.setattr("nearfar.serve.served_gallery.THUMBNAIL_BYTES", 3000)
+    gallery = ServedGallery(run.gallery.index, lambda image: image, run.gallery.added)
     for image in run.gallery.catalogue.ids:
         gallery.thumbnail(image, 96)
     assert gallery._thumbnail_bytes == sum(map(len, gallery._thumbnails.values())) <= 3000
@@ -92,9 +92,9 @@ def test_a_picture_that_is_gone_or_broken(run, tmp_path) -> None:
             raise KeyError(image)
         return str(tmp_path / "nothing.png")
 
-    gallery = Gallery(run.gallery.index, pictures, tmp_path)
-    asking = client(type(run)("a", run.about, run._embed, gallery))
-    first, second = (key_of(image) for image in run.gallery.catalogue.ids[:2])
+    gallery = ServedGallery(run.gallery.index, pictures, tmp_path)
+    asking = client(type(run)("a", run.summary, run._embed, gallery))
+    first, second = (item_key(image) for image in run.gallery.catalogue.ids[:2])
     assert asking.get(f"/api/runs/a/items/{first}/picture").status_code == 404
     broken = asking.get(f"/api/runs/a/items/{second}/picture")
     assert broken.status_code == 422 and broken.json() == {"detail": "the picture cannot be read: no such file"}
@@ -109,12 +109,12 @@ def test_changes_by_another_process_are_seen(tmp_path, monkeypatch) -> None:
     other = open_index(tmp_path / "index")
     with other.change() as change:
         change.remove([run.gallery.catalogue.ids[0]])
-    monkeypatch.setattr("nearfar.serve.gallery.LOOK_EVERY", -1.0)  # always
+    monkeypatch.setattr("nearfar.serve.served_gallery.REFRESH_SECONDS", -1.0)  # always
     assert asking.get("/api/runs/a/items").json()["total"] == 3
 
 
 def test_names_without_places() -> None:
-    assert shown_name("/home/me/private/cat.jpg") == "cat.jpg"
-    assert shown_name(r"C:\Users\me\cat.jpg") == "cat.jpg"
-    assert shown_name("/data/set.npz#12") == "#12"
-    assert shown_name("/a/b\udcff.jpg") == "b\ufffd.jpg"
+    assert display_name("/home/me/private/cat.jpg") == "cat.jpg"
+    assert display_name(r"C:\Users\me\cat.jpg") == "cat.jpg"
+    assert display_name("/data/set.npz#12") == "#12"
+    assert display_name("/a/b\udcff.jpg") == "b\ufffd.jpg"

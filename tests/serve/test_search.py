@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearfar.serve.gallery import key_of
+from nearfar.serve.served_gallery import item_key
 from tests.serve.making import FREE, THRESHOLD, client, embed, photos, picture, served
 
 
@@ -21,7 +21,7 @@ def naive(folder, query: np.ndarray, **options) -> list[tuple[str, float]]:
     """Keys and similarities of all images, the nearest first."""
     paths = [path for path, _ in photos(folder / "photos", **options)]
     scores = [float(np.dot(embed(path)[0], query[0])) for path in paths]
-    return sorted(((key_of(path), score) for path, score in zip(paths, scores, strict=True)), key=lambda one: -one[1])
+    return sorted(((item_key(path), score) for path, score in zip(paths, scores, strict=True)), key=lambda one: -one[1])
 
 
 def test_a_picture_finds_what_is_nearest(two) -> None:
@@ -51,17 +51,17 @@ def test_a_file_of_the_gallery_finds_itself_exactly(two) -> None:
     asking, folder = two
     path = folder / "a" / "photos" / "017.png"
     first = asking.post("/api/runs/a/search?k=1", content=path.read_bytes()).json()["neighbours"][0]
-    assert first["item"] == key_of(str(path)) and first["similarity"] == pytest.approx(1, abs=1e-6)
+    assert first["item"] == item_key(str(path)) and first["similarity"] == pytest.approx(1, abs=1e-6)
     assert first["match"] is True and first["name"] == "017.png"
 
 
 def test_an_image_of_the_gallery_does_not_find_itself(two) -> None:
     asking, folder = two
     path = str(folder / "a" / "photos" / "009.png")
-    found = asking.get(f"/api/runs/a/items/{key_of(path)}/neighbours", params={"k": 100}).json()
-    wanted = [key for key, _ in naive(folder / "a", embed(path)) if key != key_of(path)]
+    found = asking.get(f"/api/runs/a/items/{item_key(path)}/neighbours", params={"k": 100}).json()
+    wanted = [key for key, _ in naive(folder / "a", embed(path)) if key != item_key(path)]
     assert [one["item"] for one in found["neighbours"]] == wanted  # all but itself
-    assert found["query"]["item"] == key_of(path)
+    assert found["query"]["item"] == item_key(path)
     assert found["query"]["label"].startswith("pattern 1 ")
 
 
@@ -69,28 +69,30 @@ def test_the_same_query_in_both_runs(two) -> None:
     """The second run embeds the image of the first itself, and has no threshold."""
     asking, folder = two
     path = str(folder / "a" / "photos" / "003.png")
-    found = asking.get(f"/api/runs/b/items/{key_of(path)}/neighbours", params={"k": 5, "of": "a"}).json()
+    found = asking.get(f"/api/runs/b/items/{item_key(path)}/neighbours", params={"k": 5, "of": "a"}).json()
     wanted = naive(folder / "b", embed(path), classes=4)[:5]
     assert [one["item"] for one in found["neighbours"]] == [key for key, _ in wanted]
-    assert found["run"] == "b" and found["query"]["item"] == key_of(path) and found["model_ms"] > 0
+    assert found["run"] == "b" and found["query"]["item"] == item_key(path) and found["model_ms"] > 0
     assert found["threshold"] is None and {one["match"] for one in found["neighbours"]} == {None}
     # What is in the first gallery alone is not to be found in the second by its key.
-    assert asking.get(f"/api/runs/b/items/{key_of(path)}/neighbours").status_code == 404
+    assert asking.get(f"/api/runs/b/items/{item_key(path)}/neighbours").status_code == 404
 
 
 def test_an_image_that_both_galleries_have_is_left_out_of_both(tmp_path) -> None:
     one = served(tmp_path)
-    other = type(one)("b", one.about, embed, one.gallery)
+    other = type(one)("b", one.summary, embed, one.gallery)
     path = str(tmp_path / "photos" / "000.png")
-    found = client(one, other).get(f"/api/runs/b/items/{key_of(path)}/neighbours?of=a&k=100").json()
-    assert len(found["neighbours"]) == 59 and key_of(path) not in {hit["item"] for hit in found["neighbours"]}
+    found = client(one, other).get(f"/api/runs/b/items/{item_key(path)}/neighbours?of=a&k=100").json()
+    assert len(found["neighbours"]) == 59 and item_key(path) not in {hit["item"] for hit in found["neighbours"]}
 
 
 def test_an_empty_gallery(tmp_path) -> None:
     run = served(tmp_path, classes=2, each=2)
     with run.gallery.index.change() as change:
         change.remove([item.id for item in list(run.gallery.index.listed())])
-    asking = client(type(run)("a", run.about, embed, type(run.gallery)(run.gallery.index, str, tmp_path)), limits=FREE)
+    asking = client(
+        type(run)("a", run.summary, embed, type(run.gallery)(run.gallery.index, str, tmp_path)), limits=FREE
+    )
     assert asking.post("/api/runs/a/search", content=picture()).json()["neighbours"] == []
     assert asking.get("/api/runs/a/items").json() == {"total": 0, "offset": 0, "items": []}
     for address in ("mistakes", "thresholds", "map"):

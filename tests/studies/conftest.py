@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import nearfar.data
 from nearfar.data import Table
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import with_options
@@ -24,7 +23,7 @@ def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     """24 classes of 8 images, half of them to train on; what every path leads to."""
     made = patterns(noise=70.0)
-    monkeypatch.setattr(nearfar.data, "open", lambda path, layout=None: made)
+    monkeypatch.setattr("nearfar.data.opening.open", lambda path, layout=None: made)
     return made
 
 

@@ -46,7 +46,7 @@ def test_rows(config: TrainConfig, table: Table, monkeypatch: pytest.MonkeyPatch
     assert (len(train), len(test)) == (40, 40)
     assert first_classes(test, 99) is test
     ids = np.full(len(table), SPLITS.index("train"), np.int8)
-    monkeypatch.setattr(module.nearfar.data, "open", lambda path, layout=None: replace(table, split_ids=ids))
+    monkeypatch.setattr("nearfar.data.opening.open", lambda path, layout=None: replace(table, split_ids=ids))
     with pytest.raises(ConfigError, match="has no test rows"):
         read_rows(config)
 

@@ -15,7 +15,7 @@ from tests.training.making import SMALL, patterns
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> Options:
-    monkeypatch.setattr("nearfar.data.open", lambda path, layout=None: patterns())
+    monkeypatch.setattr("nearfar.data.opening.open", lambda path, layout=None: patterns())
     config = with_options(TrainConfig(), {**SMALL, "path": "patterns", "options": {"width": 4}})
     return replace(Options().small(), config=config, seeds=2, lengths=(0.5, 1.0))
 

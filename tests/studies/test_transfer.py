@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nearfar.data
 from nearfar.cli import main
 from nearfar.data import Pixels, Table
 from nearfar.models import Embedder
@@ -61,7 +60,7 @@ def test_parts_have_enough_of_everything() -> None:
 
 def test_run(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = halves()
-    monkeypatch.setattr(nearfar.data, "open", lambda path, layout=None: table)
+    monkeypatch.setattr("nearfar.data.opening.open", lambda path, layout=None: table)
     trained: list[Table] = []
     train = Heads.train
 
@@ -87,7 +86,7 @@ def test_run(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_sets_of_their_own(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"a": patterns(classes=24), "b/c": patterns(classes=40, seed=1)}
-    monkeypatch.setattr(nearfar.data, "open", lambda path, layout=None: tables[path])
+    monkeypatch.setattr("nearfar.data.opening.open", lambda path, layout=None: tables[path])
     config = replace(config, data=replace(config.data, path="a"))
     found = families(Options(others=("b/c",), config=config), config)
     sizes = {name: (train.num_classes, test.num_classes) for name, (train, test) in found["sets"].items()}
@@ -109,11 +108,13 @@ def test_mistakes(config: TrainConfig) -> None:
 def test_small_goes_with_sets_of_its_own(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on the command line: nearfar study transfer DATA --others DATA2 --small."""
     table = halves()
-    monkeypatch.setattr(nearfar.data, "open", lambda path, layout=None: table)
+    monkeypatch.setattr("nearfar.data.opening.open", lambda path, layout=None: table)
     model = ["--weights", config.model.weights, "--backbone", "convnet", "--model.options", "{width: 8}", "--freeze"]
-    words = ["study", "transfer", "some/one", "--others", "some/two", "--small", "--size", "16", "--dimension", "8"]
-    assert main([*words, *model, "--out", str(tmp_path), "--quiet"]) == 0
-    lines = (tmp_path / "sets.csv").read_text().splitlines()
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    words = ["study", "transfer", str(one), "--others", str(two), "--small", "--size", "16", "--dimension", "8"]
+    assert main([*words, *model, "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    lines = (tmp_path / "out" / "sets.csv").read_text().splitlines()
     assert [line.split(",")[:2] for line in lines[1:]] == [
         [a, b] for a in (FEATURES, "one", "two") for b in ("one", "two")
     ]

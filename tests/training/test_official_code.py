@@ -323,8 +323,8 @@ class CosFace(Face):
 
 
 class SphereFace(Face):
-    """wy1iu/sphereface, margin_inner_product_layer.cpp (QUADRUPLE, forward) and sphereface_model.prototxt, of features
-    of length 64, as the recipe says. The gradient is that of the loss, where the layer's own is not.
+    """wy1iu/sphereface, margin_inner_product_layer.cpp (QUADRUPLE, forward) and sphereface_model.prototxt. The gradient
+    is that of the loss, where the layer's own is not, as the recipe says.
     """
 
     iteration = 0
@@ -332,9 +332,8 @@ class SphereFace(Face):
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
         self.iteration += 1
         lam = max(1000 * (1 + 0.12 * self.iteration) ** -1, 5)
-        x = 64 * functional.normalize(features)
-        length = x.norm(dim=1, keepdim=True)
-        cosine = functional.linear(x, functional.normalize(self.classes)) / length
+        length = features.norm(dim=1, keepdim=True)
+        cosine = functional.linear(features, functional.normalize(self.classes)) / length
 
         def target(cosine: Tensor) -> Tensor:
             sign_0 = cosine.sign()
@@ -347,15 +346,15 @@ class SphereFace(Face):
 
 
 class Centre(Face):
-    """ydwen/caffe-face, center_loss_layer.cpp: softmax and 0.008 / 2 |x - c|², of features of length 30; the centres
-    follow by the paper's rule, α = 0.5, as the recipe says.
+    """ydwen/caffe-face, center_loss_layer.cpp: softmax and 0.008 / 2 |x - c|²; the centres follow by the paper's rule,
+    α = 0.5, as the recipe says.
     """
 
     def __init__(self, prepared: Prepared):
         softmax, centre = prepared.loss.losses.values()
         self.weight = nn.Parameter(softmax.weight.detach().clone())
         self.bias = nn.Parameter(softmax.bias.detach().clone())
-        self.centres = 30 * centre.centers.clone()  # there of unit vectors
+        self.centres = centre.centers.clone()
         super().__init__(prepared)
 
     def begin(self, config: TrainConfig) -> None:
@@ -363,8 +362,7 @@ class Centre(Face):
         self.trunk.train()
         self.optimiser = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
 
-    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        x = 30 * functional.normalize(features)
+    def loss(self, x: Tensor, labels: Tensor) -> Tensor:
         loss = functional.cross_entropy(functional.linear(x, self.weight, self.bias), labels)
         loss = loss + 0.008 * (x - self.centres[labels]).square().sum() / (2 * len(x))
         with torch.no_grad():
@@ -430,7 +428,7 @@ def test_ten_steps_of_the_authors_code(name: str) -> None:
         softmax, centre = loss.losses.values()
         close(softmax.weight, official.weight, "class vectors")
         close(softmax.bias, official.bias, "biases")
-        close(30 * centre.centers, official.centres, "centres")
+        close(centre.centers, official.centres, "centres")
     elif official.classes.numel():
         close(loss.weight, official.classes, "class vectors")
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearfar.data import SPLITS, Pixels, Table
-from nearfar.data.splits import halves_note
+from nearfar.data.default_splits import halves_note
 from nearfar.training.config import DataConfig
 from nearfar.training.options import ConfigError
 from nearfar.training.splits import split

@@ -72,7 +72,7 @@ def check_up(config: TrainConfig, display: Display | None = None) -> CheckUp:
     facts = {"pictures": [_pictures(whole, found)]}
     if len(found.broken) == len(whole):
         return CheckUp(whole.name, facts, None, unreadable)
-    table = found.kept(whole)
+    table = found.readable_rows(whole)
     facts["classes"] = [_classes(table)]
     fingerprints = np.array(found.fingerprints)[found.readable]
     parts, refused = _split(table, config)
@@ -104,7 +104,7 @@ def check_run(run: Run, display: Display | None = None) -> CheckUp:
     config = run.config
     whole = reopen(config.data.path, config.data.layout)
     found = survey(whole)
-    prepared, report = look_at_batch(config, found.kept(whole), run, display)
+    prepared, report = look_at_batch(config, found.readable_rows(whole), run, display)
     facts = {"pictures": [_pictures(whole, found)], "split": [_division(prepared.parts)], **_model(prepared)}
     return CheckUp(f"{run.folder}, on {whole.name}", facts, report, [Finding(text, "") for text in report.warnings()])
 

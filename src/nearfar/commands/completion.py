@@ -39,10 +39,11 @@ def run(words: Sequence[str]) -> int:
 def _whole() -> argparse.ArgumentParser:
     """The commands as subcommands of one parser, which shtab reads."""
     from nearfar.cli import COMMANDS
-    from nearfar.losses import list_losses
+    from nearfar.losses import list_losses, list_penalties
     from nearfar.training.recipes import list_recipes
 
-    values = {"loss": [info.name for info in list_losses()], "recipe": [recipe.name for recipe in list_recipes()]}
+    losses = [info.name for info in (*list_losses(), *list_penalties())]
+    values = {"loss": losses, "recipe": [recipe.name for recipe in list_recipes()]}
     whole = argparse.ArgumentParser(prog="nearfar", add_help=False)
     commands = whole.add_subparsers()
     for name, summary in COMMANDS.items():

@@ -26,6 +26,7 @@ def run(words: Sequence[str]) -> int:
     options = parser().parse_args(words)
     from nearfar.training.evaluate import evaluate
     from nearfar.training.progress import print_table
+    from nearfar.training.runs import COSINES
 
     ks = tuple(options.ks) if options.ks else None
     chosen = {name: getattr(options, name) for name in ("ci", "flip", "size", "device")}
@@ -33,7 +34,9 @@ def run(words: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(metrics, indent=2))
         return 0
-    columns = {"": {name: value for name, value in metrics.items() if isinstance(value, float)}}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+    # Of the cosines behind codes, --json has all.
+    columns = {"": {n: value for n, value in numbers.items() if n in COSINES or not n.startswith("cosine ")}}
     if options.ci:
         for number, side in enumerate(("low", "high")):
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
@@ -41,5 +44,6 @@ def run(words: Sequence[str]) -> int:
         print(f"95 % intervals over {classes:,} classes: where the figures of other classes like these would lie")
     for note in metrics["notes"]:
         print(f"note: {note}")
-    print_table(f"{metrics['data']}: {metrics['images']:,} images", columns)
+    how = ", codes by Hamming distance" if metrics["compared_by"] == "hamming" else ""
+    print_table(f"{metrics['data']}: {metrics['images']:,} images{how}", columns)
     return 0

@@ -21,19 +21,21 @@ def run(words: Sequence[str]) -> int:
     if chosen is not None:
         _show(chosen)
         return 0
-    from nearfar.losses import list_losses
+    from nearfar.losses import list_losses, list_penalties
 
-    infos = list_losses()
+    infos, penalties = list_losses(), list_penalties()
     width = max(len(info.name) for info in infos)
-    for info in infos:
+    for info in (*infos, *penalties):
         print(f"{info.name:<{width}}  {info.level:<13}  {info.summary}")
     print(f"\n{len(infos)} losses; nearfar losses NAME shows one, nearfar train --loss NAME trains with it")
+    print(f"{len(penalties)} penalties of binary codes: --head hash --loss 'ProxyAnchorLoss + 0.1 * QuantizationLoss'")
     return 0
 
 
 def _show(name: str) -> None:
     info = loss_info(name)
-    print(f"{info.name} ({info.level}-level)\n{info.paper}\n\n  {info.formula}\n")
+    level = info.level if info.level == "penalty" else f"{info.level}-level"
+    print(f"{info.name} ({level})\n{info.paper}\n\n  {info.formula}\n")
     print(f"{inspect.getdoc(info.loss)}\n\narguments:")
     if info.level == "pair or class":
         print(f"  {'--loss.class_level':<28} false; true compares with class weights, not with samples")

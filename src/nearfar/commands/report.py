@@ -26,9 +26,11 @@ def run(words: Sequence[str]) -> int:
     found = Run(options.run)
     model = found.model(options.device)
     table, notes = rows_of(found, None)
+    if model.binary and "compared_by" not in found.metrics:
+        notes = (*notes, "the figures of the summary are of cosines: the run was made before codes were measured")
     for note in notes:
         print(f"note: {note}")
     with progress_bar(sys.stderr.isatty(), len(table)) as advance:
         embeddings = embed(model, table, found.config, advance=advance)
-    print(write_run_report(found.folder, embeddings, table, notes=notes, seed=found.config.seed))
+    print(write_run_report(found.folder, embeddings, table, binary=model.binary, notes=notes, seed=found.config.seed))
     return 0

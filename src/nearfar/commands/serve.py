@@ -19,13 +19,13 @@ def run(words: Sequence[str]) -> int:
         ) from missing
     del fastapi
     from nearfar.serve.limits import Limits
-    from nearfar.serve.start import Options, serve
+    from nearfar.serve.server import ServerOptions, serve
 
     if not 0 < options.max_upload < math.inf or not 0 <= options.rate < math.inf:
         raise InputError("--max-upload must be positive, and --rate not negative")
     serve(
         options.runs,
-        Options(
+        ServerOptions(
             host=options.host,
             port=options.port,
             indexes=options.index or [],

@@ -174,7 +174,7 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, live: Live, budget: Bu
     runs = retrain(comparison, ground, best, rows.seen, folder, live.retrained, journal, pace)
     live.note("the search is over: now the test classes, once")
     seen = look(ground, runs, rows.seen, rows.test, lambda name: live.note(f"measured: {name}"))
-    facts = _facts(asked, ground, found, rows, runs) | {"queries": seen.queries}
+    facts = _facts(asked, ground, found, rows, runs) | {"queries": seen.queries, "cosines": dict(seen.cosines)}
     board = make_leaderboard(found, seen, facts, "", folder)
     board = replace(board, run=str(_best(runs[board.winner]).folder))
     files.write_queries(seen, folder / "queries.npz")
@@ -254,8 +254,13 @@ def _complete(run: Run, rows: Rows) -> None:
         "before": embed(prepared.embedder, rows.test, config),
         "after": embed(run.model(), rows.test, config),
     }
-    measured = {name: numbers(measure(x, rows.test, config.evaluation.ks)) for name, x in embeddings.items()}
-    run.write_metrics({**measured, "measured_on": "test", "open_set": True})
+    binary = prepared.embedder.binary
+    measured = {
+        name: numbers(measure(x, rows.test, config.evaluation.ks, binary=binary)) for name, x in embeddings.items()
+    }
+    run.write_metrics(
+        {**measured, "measured_on": "test", "open_set": True, "compared_by": "hamming" if binary else "cosine"}
+    )
     write_report(run, embeddings["after"], rows.test, config)
 
 

@@ -212,7 +212,8 @@ class Ground:
         embeddings = self.embeddings(fold)
         if fold.val_features is not None and not np.isfinite(embeddings).all():
             return math.nan, math.nan
-        found = measure(embeddings, fold.val, self.config.evaluation.ks, per_query=True)
+        binary = self.embedder.binary
+        found = measure(embeddings, fold.val, self.config.evaluation.ks, binary=binary, per_query=True)
         if "per_query" not in found:
             return math.nan, math.nan
         values, labels = found["per_query"][self.metric], found["query_labels"]

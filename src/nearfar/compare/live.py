@@ -106,6 +106,8 @@ def print_leaderboard(board: Leaderboard) -> None:
     )
     if short := shortened(facts):
         print(textwrap.fill(short, WIDTH))
+    if facts.get("cosines"):
+        print(textwrap.fill(of_codes(facts["cosines"]), WIDTH))
     Console(file=sys.stdout, highlight=False).print(table)
     print(
         "±  95 % interval over seeds only: where the next runs on these classes would be\n"
@@ -116,6 +118,15 @@ def print_leaderboard(board: Leaderboard) -> None:
     print(textwrap.fill(board.outdated or said, WIDTH))
     print(f"the winner, trained:   {board.run}")
     print(f"look at it:            {board.folder / 'report.html'}")
+
+
+def of_codes(cosines: Mapping[str, float]) -> str:
+    """How binary codes are compared, and what the numbers behind them would come to."""
+    each = ", ".join(f"{name} {100 * value:.2f}" for name, value in cosines.items())
+    return (
+        "The heads give binary codes, compared by Hamming distance, as search does it. MAP@R by the cosines of the "
+        f"numbers behind the codes: {each}."
+    )
 
 
 def effort(facts: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The one look at the test classes: all runs and the baselines on the same queries. Nothing is chosen afterwards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,10 @@ from torch import nn
 from nearfar.compare.ground import Ground
 from nearfar.data import SPLITS, Table
 from nearfar.data.columns import Files
-from nearfar.evaluation import retrieval_metrics
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
-from nearfar.training.measure import embed
+from nearfar.training.measure import embed, search_for
 from nearfar.training.options import ConfigError
 from nearfar.training.runs import Run
 from nearfar.training.start import start
@@ -31,11 +30,15 @@ Floats = NDArray[np.float64]
 class Look:
     """By contestant and metric, values (seeds, queries), without queries that have no match. `labels` are the classes
     of the queries by name, `ids` their images: the files, or the rows where there are no files.
+
+    Binary codes are compared by Hamming distance, as search does it; `cosines` has the MAP@R that the numbers behind
+    them would have by their cosines.
     """
 
     values: Mapping[str, Mapping[str, Floats]]
     labels: NDArray[np.str_]
     ids: NDArray[np.str_]
+    cosines: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def queries(self) -> int:
@@ -53,6 +56,7 @@ def look(
         done: called after each contestant.
     """
     values: dict[str, dict[str, Floats]] = {}
+    cosines: dict[str, float] = {}
     rows: NDArray[np.int64] = np.zeros(0, np.int64)
     for name, baseline in baselines(ground.config, seen).items():
         baseline.to(ground.device)
@@ -61,11 +65,15 @@ def look(
         done(name)
     for name, own in runs.items():
         models = ((run.model(str(ground.device)), run.config) for run in own)
-        values[name] = _stacked([per_query(embed(model, test, config), test)[0] for model, config in models])
+        embeddings = [embed(model, test, config) for model, config in models]
+        binary = ground.embedder.binary
+        values[name] = _stacked([per_query(x, test, binary=binary)[0] for x in embeddings])
+        if binary:
+            cosines[name] = float(_stacked([per_query(x, test)[0] for x in embeddings])["map@r"].mean())
         done(name)
     paths = test.paths if isinstance(test.images, Files) else None
     ids = [str(row) if paths is None else paths[row] for row in rows]
-    return Look(values, np.array([test.label_name(row) for row in rows]), np.array(ids))
+    return Look(values, np.array([test.label_name(row) for row in rows]), np.array(ids), cosines)
 
 
 def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
@@ -87,7 +95,9 @@ def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
     return found
 
 
-def per_query(embeddings: NDArray[np.float32], table: Table) -> tuple[dict[str, Floats], NDArray[np.int64]]:
+def per_query(
+    embeddings: NDArray[np.float32], table: Table, *, binary: bool = False
+) -> tuple[dict[str, Floats], NDArray[np.int64]]:
     """The metrics of every query that has a match, and its row: queries against the gallery where the table has them,
     else each row against all others. Unreadable images and rows without a label are left out.
     """
@@ -103,7 +113,7 @@ def per_query(embeddings: NDArray[np.float32], table: Table) -> tuple[dict[str, 
     labels = table.labels[query]
     if not len(labels):
         raise ConfigError(f"{table.name} has no test image that could be read and has a label")
-    found: dict[str, Floats] = retrieval_metrics(embeddings[query], labels, **options)["per_query"]
+    found: dict[str, Floats] = search_for(binary)(embeddings[query], labels, **options)["per_query"]
     used = ~np.isnan(found[METRICS[0]])
     return {name: found[name][used] for name in METRICS}, np.flatnonzero(query)[used]
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from nearfar.compare.budget import counted, shortened
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
-from nearfar.compare.live import HEADINGS, claim, effort, shown
+from nearfar.compare.live import HEADINGS, claim, effort, of_codes, shown
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Found
 from nearfar.report import Page, style
@@ -32,8 +32,7 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
     facts = board.facts
     section = page.section("Leaderboard")
     section.paragraph(
-        f"{board.winner} has the highest MAP@R of the losses; {board.verdict(board.winner)}. "
-        f"{board.against(board.winner)} {claim(board)}"
+        f"{board.winner} has the highest MAP@R of the losses. {board.against(board.winner)} {claim(board)}"
     )
     section.paragraph(
         f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that nothing was trained on or chosen "
@@ -42,6 +41,8 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         f"{counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} training classes, and "
         f"{counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
     )
+    if facts.get("cosines"):
+        section.paragraph(of_codes(facts["cosines"]))
     section.figure(
         style.svg(forest(board)),
         "MAP@R on the test classes. Bars: 95 % intervals over classes and seeds, of each by itself; who differs from "

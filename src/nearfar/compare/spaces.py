@@ -141,6 +141,8 @@ def read_contestant(word: str) -> LossConfig:
         )
     if slash and info.level != "pair or class":
         raise ConfigError(f"{word}: {name} has only one form, write {name}")
+    if info.level == "penalty":
+        raise ConfigError(f"{name} is a penalty of binary codes, to be added to a loss: it is none to compare")
     if info.level == "towers":
         raise ConfigError(
             f"{name} compares two views of the same samples, without labels: it cannot be compared on labelled images; "

@@ -74,6 +74,8 @@ class Pair:
         """
         if self.significant:
             return ""
+        if self.p == 1.0 and self.difference != 0:
+            return "one run says nothing of others"
         parts = [f"{count:,} {what}" for count, what in ((self.seeds, "seeds"), (self.classes, "classes")) if count]
         return f"{' or '.join(parts)} would tell" if parts else NOTHING_WOULD
 

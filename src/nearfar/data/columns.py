@@ -1,5 +1,5 @@
-"""Columns of images: where the picture of each row is. Compact (millions of rows cost megabytes, not Python objects),
-safe to share with worker processes, and cut without copying what they point into.
+"""Columns of image sources. They are compact (megabytes for millions of rows), can be sent to worker processes, and
+`select` does not copy the underlying data.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class Images(Protocol):
 
 
 class Files:
-    """Paths of image files: one block of text and where each name begins and ends in it."""
+    """Paths of image files, stored as one block of text with offsets."""
 
     def __init__(self, root: str | PathLike[str], names: Iterable[str]):
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
@@ -40,22 +40,22 @@ class Files:
         return len(self._starts)
 
     def name(self, row: int) -> str:
-        """The path below `root`, as the data set writes it."""
+        """The path relative to `root`."""
         return self._text[self._starts[row] : self._ends[row]].decode("utf-8", "surrogateescape")
 
     def __getitem__(self, row: int) -> str:
         return str(Path(self.root, self.name(row)))
 
     def select(self, rows: Rows) -> "Files":
-        chosen = object.__new__(Files)
-        chosen.root, chosen._text = self.root, self._text
-        chosen._starts, chosen._ends = self._starts[rows], self._ends[rows]
-        return chosen
+        selected = object.__new__(Files)
+        selected.root, selected._text = self.root, self._text
+        selected._starts, selected._ends = self._starts[rows], self._ends[rows]
+        return selected
 
 
 class Spans:
-    """Places in one or more files. The few images that are not in one piece are held in memory: their length is
-    negative, and -1 - length their place in `held`.
+    """Byte ranges of one or more files. Images in several pieces are held in memory: their length is negative, and
+    -1 - length is their index in `held`.
     """
 
     def __init__(self, files: Sequence[str], file: Rows, offset: Rows, length: Rows, held: Sequence[bytes] = ()):

@@ -1,5 +1,5 @@
-"""`glyphs`: the embedded data set. Characters are classes; the faces of the DejaVu and STIX families, which matplotlib
-ships, and distortions make their images. It is made on first use and kept in the user's cache.
+"""`glyphs`: the embedded data set. Its classes are characters; its images are distorted drawings of them in faces of
+the DejaVu and STIX families, which matplotlib ships. It is drawn on first use and cached.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from nearfar.errors import InputError
 from nearfar.foundation.files import replaced_file
 from nearfar.foundation.folders import cache_folder
 
-NAMES = ("images", "labels", "face", "characters", "face_names")  # of the arrays that are kept
-VERSION = 1  # of what is drawn: raise it when the images change, so that no old cache is read
+NAMES = ("images", "labels", "face", "characters", "face_names")  # arrays in the cache
+VERSION = 1  # increase it when the drawing changes, so that old caches are not used
 HELD_OUT = ("DejaVuSans-BoldOblique", "DejaVuSansMono", "DejaVuSerif-Italic", "STIXGeneralBol")
 
 
@@ -32,18 +32,18 @@ def glyphs(
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
 ) -> Table:
-    """Characters in many faces, distorted: unseen characters in unseen faces are to be found.
+    """Distorted characters in many faces, for retrieval of unseen characters in unseen faces.
 
-    Half of the characters are train, half test, drawn at random, so that both have all scripts. Training images are in
-    12 faces; test images in these and four more (`HELD_OUT`). Columns: `face`. Images are grey, size × size.
+    A random half of the characters is train, the other half test. Training images are in 12 faces, test images in these
+    and four more (`HELD_OUT`). The column `face` has the faces. Images are grey, size × size.
 
     Args:
-        classes: how many characters, at most about 1,300.
-        per_class: images of each, in the character's faces by turns.
+        classes: the number of characters, at most about 1,300.
+        per_class: images of each character, cycling through its faces.
         size: side of the images in pixels.
-        difficulty: 0 leaves the characters as drawn, 1 is the default, 2 twice as distorted.
-        seed: decides the choice of characters, the split and the distortions.
-        cache: a folder to keep it in; by default that of `cache_folder`.
+        difficulty: the strength of the distortions; 0 for none, 2 for twice the default.
+        seed: determines the choice of characters, the split and the distortions.
+        cache: the cache folder; by default that of `cache_folder`.
     """
     if not (isinstance(classes, int) and classes >= 2 and per_class >= 2 and size >= 8 and 0 <= difficulty <= 3):
         raise InputError(
@@ -78,20 +78,19 @@ def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int)
     from nearfar.data.glyph_distortions import distort
     from nearfar.data.glyph_faces import FACES, faces
 
-    drawn_by = faces()
-    if classes > len(drawn_by.characters):
-        raise InputError(f"classes={classes}: the faces have {len(drawn_by.characters)} characters that differ enough")
+    font_faces = faces()
+    if classes > len(font_faces.characters):
+        raise InputError(f"classes={classes}: the faces have only {len(font_faces.characters)} distinct characters")
     rng = np.random.default_rng(seed)
-    characters = rng.permutation(drawn_by.characters)[:classes]
+    characters = rng.permutation(font_faces.characters)[:classes]
     training_faces = [i for i, name in enumerate(FACES) if name not in HELD_OUT]
     shapes, face_of = [], []
     for label, code in enumerate(characters.tolist()):
         allowed = training_faces if label < (classes + 1) // 2 else range(len(FACES))
-        drawn = {face: shape for face in allowed if (shape := drawn_by.draw(code, face)) is not None}
-        # By turns, so that a class has as many faces as it can.
-        turns = np.resize(rng.permutation(list(drawn)), per_class).tolist()
-        face_of += turns
-        shapes += [drawn[face] for face in turns]
+        drawn = {face: shape for face in allowed if (shape := font_faces.draw(code, face)) is not None}
+        cycle = np.resize(rng.permutation(list(drawn)), per_class).tolist()
+        face_of += cycle
+        shapes += [drawn[face] for face in cycle]
     return {
         "images": distort(np.stack(shapes), size, difficulty, rng),
         "labels": np.repeat(np.arange(classes), per_class),
@@ -102,10 +101,10 @@ def _make(classes: int, per_class: int, size: int, difficulty: float, seed: int)
 
 
 def _load(path: Path) -> dict[str, npt.NDArray[Any]] | None:
-    """What was kept; None if nothing was, or if it is damaged: it is made again."""
+    """The cached arrays; None if they are missing or damaged."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:  # numpy leaves a bad one open
-            found = {name: content[name] for name in NAMES}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:  # np.load(path) leaks bad files
+            arrays = {name: content[name] for name in NAMES}
     except (FileNotFoundError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    return found if len(found["images"]) == len(found["labels"]) == len(found["face"]) else None
+    return arrays if len(arrays["images"]) == len(arrays["labels"]) == len(arrays["face"]) else None

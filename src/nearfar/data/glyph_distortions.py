@@ -1,4 +1,4 @@
-"""What happens to a glyph on its way to an image: turned, bent, lit unevenly, crossed out and noisy."""
+"""Distortions of glyphs: affine and elastic transforms, strokes, uneven light and noise."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,24 +7,24 @@ from torch import Tensor
 from torch.nn import functional
 
 BATCH = 1024
-# At difficulty 1; most grow with it.
-TURN = 0.17  # radians, up to
-SCALE = 0.1  # relative, of each axis, up to
+# At difficulty 1; most are proportional to it.
+TURN = 0.17  # largest rotation, in radians
+SCALE = 0.1  # largest relative scaling of each axis
 SHEAR = 0.12
 SHIFT = 0.06  # of the side
-BEND = 0.02  # of the side: of a smooth random field, one standard deviation
-LEAST_CONTRAST = 0.5  # between ink and paper, at difficulty 1
-NOISE = 0.04  # one standard deviation
-SHADE = 0.1  # of a smooth random field of light, one standard deviation
-STROKES = 1  # lines across the image, each there or not
+BEND = 0.02  # standard deviation of a smooth displacement field, relative to the side
+MIN_CONTRAST = 0.5  # between ink and paper
+NOISE = 0.04  # standard deviation
+SHADE = 0.1  # standard deviation of a smooth field of brightness
+STROKES = 1  # lines across the image, each drawn with a probability of 0.4
 
 
 def distort(
     shapes: npt.NDArray[np.uint8], size: int, difficulty: float, rng: np.random.Generator
 ) -> npt.NDArray[np.uint8]:
-    """Each shape (n, side, side) as an image (n, size, size). The same numbers give the same images."""
-    parts = [_distorted(shapes[i : i + BATCH], size, difficulty, rng) for i in range(0, len(shapes), BATCH)]
-    return np.concatenate(parts)
+    """Distort shapes (n, side, side) to images (n, size, size), determined by the generator."""
+    batches = [_distorted(shapes[i : i + BATCH], size, difficulty, rng) for i in range(0, len(shapes), BATCH)]
+    return np.concatenate(batches)
 
 
 def _distorted(
@@ -58,32 +58,32 @@ def _distorted(
 
 
 def _softened(ink: Tensor, size: int) -> Tensor:
-    """Blurred as much as the smaller image needs, so that sampling it leaves no jags."""
+    """Blur before sampling at a lower resolution, against aliasing."""
     width = 2 * max(0, round(ink.shape[-1] / size / 2)) + 1
     return functional.avg_pool2d(ink, width, 1, width // 2, count_include_pad=False)
 
 
 def _greys(n: int, difficulty: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Paper and ink, either the lighter; black on white at difficulty 0."""
-    least = 1 - min(1.0, difficulty) * (1 - LEAST_CONTRAST)
-    contrast = rng.uniform(least, 1, n)
+    """The greys of paper and ink, either of which may be lighter; black on white at difficulty 0."""
+    lowest = 1 - min(1.0, difficulty) * (1 - MIN_CONTRAST)
+    contrast = rng.uniform(lowest, 1, n)
     low = rng.uniform(0, 1, n) * (1 - contrast)
-    inked_dark = rng.random(n) >= 0.5 * min(1.0, difficulty)
-    paper = np.where(inked_dark, low + contrast, low)
-    colour = np.where(inked_dark, low, low + contrast)
+    dark_ink = rng.random(n) >= 0.5 * min(1.0, difficulty)
+    paper = np.where(dark_ink, low + contrast, low)
+    colour = np.where(dark_ink, low, low + contrast)
     return tuple(torch.from_numpy(grey.astype(np.float32)).reshape(n, 1, 1, 1) for grey in (paper, colour))  # type: ignore[return-value]
 
 
 def _strokes(n: int, size: int, difficulty: float, rng: np.random.Generator) -> Tensor:
     """Straight lines of ink across the image."""
     count = round(STROKES * difficulty)
-    place = torch.linspace(-1, 1, size)
-    y, x = torch.meshgrid(place, place, indexing="ij")
+    axis = torch.linspace(-1, 1, size)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
     ink = torch.zeros(n, size, size)
     for _ in range(count):
-        angle, offset, there = rng.uniform(0, np.pi, n), rng.uniform(-0.9, 0.9, n), rng.random(n) < 0.4
+        angle, offset, drawn = rng.uniform(0, np.pi, n), rng.uniform(-0.9, 0.9, n), rng.random(n) < 0.4
         values = (np.cos(angle), np.sin(angle), offset)
         across, down, shift = (torch.from_numpy(value.astype(np.float32)).reshape(n, 1, 1) for value in values)
         line = (1.5 - (x * across + y * down - shift).abs() * size / 2).clamp(0, 1)
-        ink = torch.maximum(ink, line * torch.from_numpy(there).reshape(n, 1, 1))
+        ink = torch.maximum(ink, line * torch.from_numpy(drawn).reshape(n, 1, 1))
     return ink[:, None]

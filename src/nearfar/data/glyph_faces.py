@@ -1,4 +1,4 @@
-"""Characters as the faces of DejaVu and STIX draw them, without those that look like another."""
+"""Draws characters in the faces of DejaVu and STIX, and excludes characters that look alike."""
 
 import functools
 import unicodedata
@@ -20,16 +20,16 @@ FACES = (
 )
 FEWEST_FACES = 8
 SIDE = 48  # of a drawn shape, in pixels
-FRAME = 40  # what its longer side fills
+FRAME = 40  # its longer side, in pixels
 FONT_SIZE = 64
-LEAST_INK = 0.06  # of the square: a few dots are no character
+MIN_INK = 0.06  # the smallest fraction of ink, which excludes characters of a few dots
 KINDS = frozenset("LNSP")  # letters, numbers, symbols, punctuation
-ALIKE = 0.88  # cosine of two blurred shapes, above which they are too much alike
+ALIKE = 0.88  # cosine of two blurred shapes from which they look alike
 COMPARED = ("DejaVuSans", "DejaVuSerif")  # faces in which shapes are compared
 
 
 class Faces:
-    """The faces, and the characters that at least `FEWEST_FACES` of them have and that look like no earlier one."""
+    """The faces, and the distinct characters that at least `FEWEST_FACES` of them have."""
 
     def __init__(self) -> None:
         files = _font_files()
@@ -38,16 +38,16 @@ class Faces:
         counts = Counter(code for codes in self._covered for code in codes)
         candidates = sorted(code for code, count in counts.items() if count >= FEWEST_FACES and _is_plain(code))
         compared = [[self.draw(code, FACES.index(name)) for name in COMPARED] for code in candidates]
-        self.characters = [candidates[i] for i in _different(compared)]
+        self.characters = [candidates[i] for i in _distinct(compared)]
 
     def draw(self, code: int, face: int) -> Shape | None:
-        """(SIDE, SIDE) bytes, 255 being ink; None if the face does not have the character."""
+        """(SIDE, SIDE) uint8 with 255 for ink; None if the face does not have the character."""
         return _shape(code, self._fonts[face]) if code in self._covered[face] else None
 
 
 @functools.cache
 def faces() -> Faces:
-    """The faces, looked through once per process."""
+    """The faces, loaded once per process."""
     return Faces()
 
 
@@ -68,11 +68,11 @@ def _codes(file: str) -> frozenset[int]:
 
 def _is_plain(code: int) -> bool:
     kind = unicodedata.category(chr(code))
-    return kind[0] in KINDS and kind not in ("Lm", "Sk")  # no modifiers, which are small marks
+    return kind[0] in KINDS and kind not in ("Lm", "Sk")  # modifiers are small marks
 
 
 def _shape(code: int, font: ImageFont.FreeTypeFont) -> Shape | None:
-    """The character centred in a square, its longer side filling the frame; None if it has too little ink."""
+    """The character centred in a square and scaled to `FRAME`; None if it has too little ink."""
     left, top, right, bottom = (int(edge) for edge in font.getbbox(chr(code)))
     if right <= left or bottom <= top:
         return None
@@ -87,11 +87,11 @@ def _shape(code: int, font: ImageFont.FreeTypeFont) -> Shape | None:
     square = Image.new("L", (SIDE, SIDE))
     square.paste(page, ((SIDE - page.width) // 2, (SIDE - page.height) // 2))
     shape = np.asarray(square)
-    return shape if shape.mean() >= LEAST_INK * 255 else None
+    return shape if shape.mean() >= MIN_INK * 255 else None
 
 
-def _different(shapes: list[list[Shape | None]]) -> list[int]:
-    """Which rows look like no earlier row that is kept, in any column."""
+def _distinct(shapes: list[list[Shape | None]]) -> list[int]:
+    """The rows that look like no earlier distinct row in any column."""
     blank = np.zeros((SIDE, SIDE), np.uint8)
     columns = []
     for column in zip(*shapes, strict=True):
@@ -99,8 +99,8 @@ def _different(shapes: list[list[Shape | None]]) -> list[int]:
         small = small.reshape(len(small), SIDE // 3, 3, SIDE // 3, 3).mean((2, 4)).reshape(len(small), -1)
         columns.append(small / np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-6))
     alike = np.maximum.reduce([column @ column.T for column in columns]) > ALIKE
-    kept: list[int] = []
+    distinct: list[int] = []
     for row in range(len(shapes)):
-        if shapes[row][0] is not None and not alike[row, kept].any():
-            kept.append(row)
-    return kept
+        if shapes[row][0] is not None and not alike[row, distinct].any():
+            distinct.append(row)
+    return distinct

@@ -1,4 +1,4 @@
-"""Batches of images from worker processes. Broken images are skipped, counted and listed; too many are an error."""
+"""Batches of images from worker processes. Broken images are skipped and counted; too many are an error."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ AnyTransform = EvalTransform | TrainTransform | Callable[[Image.Image], Any]
 
 
 class Batch(NamedTuple):
-    """`images` (B, C, H, W), `labels` (B,) and `rows` (B,): where in the table they are."""
+    """`images` (B, C, H, W), `labels` (B,) and `rows` (B,) of the table."""
 
     images: Tensor
     labels: Tensor
@@ -32,16 +32,16 @@ class Batch(NamedTuple):
 
 
 class Faults:
-    """The broken images met so far, by row of the table.
+    """The broken images found so far, by row of the table.
 
     Args:
-        table: where the rows are.
-        most: the fraction of the table that may be broken.
+        table: the table.
+        most: the largest tolerated fraction of broken images.
     """
 
     def __init__(self, table: Table, most: float = 0.25):
         if not 0 <= most <= 1:
-            raise InputError(f"the fraction of broken images allowed must be from 0 to 1, not {most}")
+            raise InputError(f"the allowed fraction of broken images must be from 0 to 1, not {most}")
         self._table, self.most = table, most
         self.reasons: dict[int, str] = {}
 
@@ -50,11 +50,11 @@ class Faults:
 
     @property
     def fraction(self) -> float:
-        """Of all rows of the table."""
+        """The fraction of the table's rows that are broken."""
         return len(self) / len(self._table)
 
     def add(self, row: int, reason: str) -> None:
-        """Count a row (once). Raises `TooManyBrokenImagesError` when they have become too many."""
+        """Count a row once. Raises `TooManyBrokenImagesError` if there are too many."""
         self.reasons[row] = reason
         if self.fraction > self.most:
             raise TooManyBrokenImagesError(
@@ -63,33 +63,33 @@ class Faults:
             )
 
     def listed(self, most: int | None = None) -> list[str]:
-        """Each with its reason, in the order of the table."""
+        """The broken images with their reasons, in the order of the table."""
         images = self._table.images
         rows = sorted(self.reasons)[:most]
         return [f"{describe(images[row]) if images is not None else f'row {row}'}: {self.reasons[row]}" for row in rows]
 
 
-class _Key(NamedTuple):
-    """Which image, and which draw it is: what is random in its transform depends on nothing else."""
+class _SampleKey(NamedTuple):
+    """A row and its draw, which determine the random transform."""
 
     row: int
-    draw: tuple[int, int, int, int]  # epoch, batch, rank, place
+    draw: tuple[int, int, int, int]  # epoch, batch, rank, position in the batch
 
 
-class _Keys(Sampler[list[_Key]]):
+class _KeySampler(Sampler[list[_SampleKey]]):
     def __init__(self, sampler: BatchSampler):
         self.sampler = sampler
 
-    def __iter__(self) -> Iterator[list[_Key]]:
+    def __iter__(self) -> Iterator[list[_SampleKey]]:
         sampler = self.sampler
         for rows in sampler:
             draw = sampler.epoch, sampler.position
-            yield [_Key(row, (*draw, *sampler.drawn_for(place))) for place, row in enumerate(rows)]
+            yield [_SampleKey(row, (*draw, *sampler.drawn_for(position))) for position, row in enumerate(rows)]
 
 
-class _Images(Dataset[tuple[int, Tensor | str | NearfarError]]):
-    """Transformed images; for a broken one, the reason. What else a user is to be told of is given, too: raised in a
-    worker, torch would put it in the middle of a traceback.
+class _TransformedImages(Dataset[tuple[int, Tensor | str | NearfarError]]):
+    """Transformed images, or the reasons why they are broken. Errors for users are returned as well: if a worker raised
+    them, torch would wrap them in a traceback.
     """
 
     def __init__(self, table: Table, transform: AnyTransform, seed: int):
@@ -97,7 +97,7 @@ class _Images(Dataset[tuple[int, Tensor | str | NearfarError]]):
             raise InputError(f"{table.name} has no images, only features: use table.features")
         self.images, self.transform, self.seed = table.images, transform, seed
 
-    def __getitem__(self, key: _Key) -> tuple[int, Tensor | str | NearfarError]:
+    def __getitem__(self, key: _SampleKey) -> tuple[int, Tensor | str | NearfarError]:
         try:
             return key.row, self._transformed(self.images[key.row], key.draw)
         except BrokenImageError as broken:
@@ -106,7 +106,7 @@ class _Images(Dataset[tuple[int, Tensor | str | NearfarError]]):
             return key.row, error
 
     def _transformed(self, source: Source, draw: tuple[int, ...]) -> Tensor:
-        """Of our own transforms, the bytes: the main process normalises a batch at a time."""
+        """nearfar's transforms return bytes here; the main process normalises whole batches."""
         if isinstance(self.transform, TrainTransform):
             return self.transform.pixels(source, np.random.default_rng([self.seed, *draw]))
         if isinstance(self.transform, EvalTransform):
@@ -120,21 +120,21 @@ _Message = tuple[Tensor | None, list[int], list[tuple[int, str | NearfarError]]]
 def _collate(items: list[tuple[int, Tensor | str | NearfarError]]) -> _Message:
     good = [(row, image) for row, image in items if isinstance(image, Tensor)]
     bad = [(row, reason) for row, reason in items if not isinstance(reason, Tensor)]
-    # In a worker, default_collate stacks them right into the memory that the main process sees.
+    # In a worker, default_collate stacks into shared memory.
     return default_collate([image for _, image in good]) if good else None, [row for row, _ in good], bad
 
 
-def _obey_the_main_process(worker: int) -> None:
-    """Ctrl-C and SIGTERM go to all processes of a job, from a terminal or a scheduler; but what to do about them the
-    main one decides, which has a step to finish. So a worker ends when that one tells it to, and no one else.
+def _only_main_process_stops(worker: int) -> None:
+    """Let a worker end only when its main process says so. Terminals and schedulers send SIGINT and SIGTERM to all
+    processes of a job, but the main process must finish its step first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # which tells who has sent it; not on every system
+    if hasattr(signal, "sigwaitinfo"):  # it returns the sender, but does not exist on every system
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_wait_for_sigterm, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_when_told(main: int) -> None:
+def _wait_for_sigterm(main: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
         pass
     os._exit(128 + signal.SIGTERM)
@@ -147,15 +147,15 @@ class Loader:
         table: rows with images.
         transform: `EvalTransform`, `TrainTransform`, or any callable of a Pillow image (torchvision, albumentations,
             kornia: see `nearfar.imaging.callables`).
-        sampler: which rows make a batch; a number takes all rows in order, so many at a time.
-        workers: processes that decode; 0 decodes in this one.
-        max_broken: the fraction of the table's images that may be broken before that is an error.
-        seed: of the transform. An image's augmentation depends on the seed, the epoch and its place in it, not on
-            the number of workers; a run that was stopped and resumed sees what it would have seen.
+        sampler: the rows of each batch; a number takes all rows in order, in batches of this size.
+        workers: processes that decode; 0 decodes in this process.
+        max_broken: the largest tolerated fraction of broken images in the table.
+        seed: the seed of the transform. An image's augmentation depends on the seed, the epoch and its position in the
+            epoch, not on the number of workers, so a resumed run sees the same images.
         pin_memory: for faster copies to a GPU.
 
-    `faults` lists the broken images met so far. `state_dict` counts batches that were handed over, however far the
-    workers have run ahead.
+    `faults` lists the broken images found so far. `state_dict` counts the batches that were returned, not those that
+    the workers have prefetched.
     """
 
     def __init__(
@@ -172,18 +172,18 @@ class Loader:
         self.table = table
         self.sampler = PlainSampler(len(table), sampler, shuffle=False) if isinstance(sampler, int) else sampler
         self.faults = Faults(table, max_broken)
-        self._own = transform if isinstance(transform, (EvalTransform, TrainTransform)) else None
+        self._normaliser = transform if isinstance(transform, (EvalTransform, TrainTransform)) else None
         self._labels = torch.from_numpy(table.labels)
         self._next = self._progress = self.sampler.epoch, self.sampler.position  # epoch and batch
         self._batches: DataLoader[Any] = DataLoader(
-            _Images(table, transform, seed),
-            batch_sampler=_Keys(self.sampler),
+            _TransformedImages(table, transform, seed),
+            batch_sampler=_KeySampler(self.sampler),
             num_workers=workers,
             collate_fn=_collate,
-            # Of its own: an iterator draws a number when it begins, and a resumed run begins one more.
+            # A separate generator, because every new iterator draws from it and a resumed run creates one more.
             generator=torch.Generator().manual_seed(seed),
             persistent_workers=workers > 0,
-            worker_init_fn=_obey_the_main_process,
+            worker_init_fn=_only_main_process_stops,
             pin_memory=pin_memory,
         )
 
@@ -192,7 +192,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = self._progress = self._next
-        self._next = epoch, 0  # an iteration that is broken off begins the epoch again
+        self._next = epoch, 0  # after an interrupted iteration, the epoch starts again
         self.sampler.seek(epoch, start)
         for number, (images, rows, broken) in enumerate(self._batches, start + 1):
             for row, reason in broken:
@@ -202,7 +202,7 @@ class Loader:
             self._progress = epoch, number
             if images is not None:
                 index = torch.tensor(rows)
-                images = images if self._own is None else self._own.normalise(images)
+                images = images if self._normaliser is None else self._normaliser.normalise(images)
                 yield Batch(images, self._labels[index], index)
             elif self.sampler.world_size > 1:
                 raise TooManyBrokenImagesError(
@@ -212,14 +212,14 @@ class Loader:
         self.set_epoch(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of this epoch."""
+        """Set the epoch of the next iteration."""
         self._next = self._progress = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """How far the epoch is, in batches handed over."""
+        """The position in the epoch, in returned batches."""
         return self.sampler.state_at(*self._progress)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue at the position of a state."""
         self.sampler.load_state_dict(state)
         self._next = self._progress = state["epoch"], state["position"]

@@ -1,4 +1,4 @@
-"""`open`: from a path to a table."""
+"""`open`: recognises the layout of a data set and reads it."""
 
 import dataclasses
 import warnings
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from nearfar.data.embedded import glyphs
 from nearfar.data.layouts import LAYOUTS, Layout
-from nearfar.data.lists import LayoutError
-from nearfar.data.official import differences
+from nearfar.data.official_counts import differences
+from nearfar.data.parsing import LayoutError
 from nearfar.data.tables import Table
 from nearfar.errors import InputError, MissingFileError
 from nearfar.foundation.suggestions import suggestion
@@ -21,63 +21,63 @@ class DifferentCountsWarning(UserWarning):
 
 
 def open(path: str | PathLike[str] | None = None, layout: str | None = None) -> Table:  # noqa: A001
-    """The data set at a path, whatever its layout. Without a path it is the embedded one, and so it is by the name
-    "glyphs", unless there is a file or folder of that name.
+    """Open the data set at a path. Without a path it is the embedded one, as with the name "glyphs" unless a file or
+    folder has that name.
 
-    Recognised are CUB-200-2011, Cars196, Stanford Online Products, In-Shop, Market-1501, MSMT17, LFW, YTF, CFP, AgeDB,
-    lists of pairs, IJB-B and IJB-C, MegaFace, insightface's .rec and .bin, Hugging Face data sets, Parquet, CSV, numpy
-    arrays, and folders of images; a folder that holds nothing but such a folder will do. Splits are the standard ones
-    of metric learning, where test classes are not trained on. No image is decoded here.
+    The known layouts are CUB-200-2011, Cars196, Stanford Online Products, In-Shop, Market-1501, MSMT17, LFW, YTF, CFP,
+    AgeDB, lists of pairs, IJB-B and IJB-C, MegaFace, insightface's .rec and .bin, Hugging Face data sets, Parquet, CSV,
+    numpy arrays, and folders of images. A folder whose only subfolder is a data set works too. Splits are the standard
+    ones of metric learning, with disjoint training and test classes. No image is decoded.
 
     Args:
-        path: of a folder or a file.
-        layout: the name of a layout, instead of recognising it.
+        path: a folder or a file.
+        layout: the name of a layout; by default it is recognised.
 
-    Counts that differ from the official ones are a warning, and a note of the table.
+    If the counts differ from the official ones, a warning is issued and noted in the table.
     """
     if path is None or path_of(path) == EMBEDDED:
         return glyphs()
     root = Path(path).expanduser()
     if not root.exists():
-        raise MissingFileError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r}, the embedded one")
+        raise MissingFileError(f"there is no {root}: give the path of a data set, or {EMBEDDED!r} for the embedded one")
     root = root.absolute()
-    chosen = _recognised(root) if layout is None else _named(layout, root)
-    table = chosen[0].read(chosen[1])
+    recognised, location = _recognised(root) if layout is None else _named(layout, root)
+    table = recognised.read(location)
     if not len(table):
-        raise LayoutError(f"{root} was read as {chosen[0].name}, but has no images")
-    found = differences(table)
-    for difference in found:
+        raise LayoutError(f"{root} was read as {recognised.name}, but has no images")
+    notes = differences(table)
+    for difference in notes:
         warnings.warn(f"{root}: {difference}", DifferentCountsWarning, stacklevel=2)
-    return dataclasses.replace(table, notes=(*table.notes, *found))
+    return dataclasses.replace(table, notes=(*table.notes, *notes))
 
 
 def path_of(path: str | PathLike[str]) -> str:
-    """How a configuration names the data that someone asks for: there, "glyphs" is the embedded data set and nothing
-    else, so that a folder of that name is told by its whole path.
+    """The path for a configuration, in which "glyphs" always means the embedded data set: a file or folder of that name
+    becomes an absolute path.
     """
     return str(Path(EMBEDDED).absolute()) if str(path) == EMBEDDED and Path(EMBEDDED).exists() else str(path)
 
 
 def reopen(path: str, layout: str | None = None) -> Table:
-    """The data that a configuration or the id of an image names (`path_of`), in any folder."""
+    """Open the data set that a configuration or the id of an image names (see `path_of`)."""
     return open(None if path == EMBEDDED else path, layout)
 
 
 def _recognised(root: Path) -> tuple[Layout, Path]:
-    specific = LAYOUTS[:-1]  # the last, folders of images, would take any folder
-    places = [root]
+    specific = LAYOUTS[:-1]  # the last layout, folders of images, accepts any folder
+    candidates = [root]
     if root.is_dir():
         inner = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
-        places += inner if len(inner) == 1 else []
-    for place in places:
+        candidates += inner if len(inner) == 1 else []
+    for candidate in candidates:
         for layout in specific:
-            if layout.recognise(place):
-                return layout, place
+            if layout.recognise(candidate):
+                return layout, candidate
     if root.is_dir():
         return LAYOUTS[-1], root
     raise LayoutError(
-        f"{root} is a file, and no data set that is known here (.csv, .parquet, .npz, .npy, .bin): give a folder of "
-        "images, with a folder for each class"
+        f"{root} is not a known data set file (.csv, .parquet, .npz, .npy, .bin): give a folder of images with a "
+        "subfolder for each class"
     )
 
 

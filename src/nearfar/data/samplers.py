@@ -1,9 +1,9 @@
-"""Which rows make a batch. All of these are batch samplers for `torch.utils.data.DataLoader`, and share their rules:
+"""Batch samplers for `torch.utils.data.DataLoader`, with common rules:
 
-- The order is a function of the seed and the epoch alone. Every rank computes it and takes its own part.
-- `state_dict` says how far the epoch is; after `load_state_dict` the next iteration gives the very batches that were
-  left. It counts batches handed out: a DataLoader that prefetches runs ahead of what was used, `Loader` does not.
-- Iterating to the end moves on to the next epoch. An iteration that was broken off begins the same epoch again.
+- The order depends only on the seed and the epoch. Every rank computes it and takes its part.
+- `state_dict` holds the position in the epoch; after `load_state_dict`, iteration continues with the next batch. It
+  counts batches taken from the sampler, including those that a DataLoader has prefetched; `Loader` corrects for these.
+- After a complete iteration, the next epoch begins. After an interrupted one, the same epoch begins again.
 """
 
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ Labels = Sequence[int] | npt.NDArray[Any]
 
 
 class BatchSampler(Sampler[list[int]], ABC):
-    """What the samplers share. A subclass says which rows are in the batches of an epoch, and on which rank.
+    """The base of the samplers. A subclass determines the rows of each batch on each rank.
 
     Args:
         batch_size: rows of each rank in a batch.
-        seed: decides the order, together with the epoch.
-        rank, world_size: of this process, and how many there are.
+        seed: determines the order, together with the epoch.
+        rank, world_size: the rank of this process and the number of processes.
     """
 
     def __init__(self, batch_size: int, seed: int, rank: int, world_size: int):
@@ -36,19 +36,19 @@ class BatchSampler(Sampler[list[int]], ABC):
             raise InputError(f"rank={rank} must be from 0 to world_size - 1 = {world_size - 1}")
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.epoch = 0
-        self.position = 0  # batches of this epoch handed out
-        self._start = 0  # where the next iteration begins
+        self.position = 0  # batches taken in this epoch
+        self._start = 0  # the first batch of the next iteration
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[Rows]]:
-        """For every batch of an epoch, the rows of every rank."""
+        """The rows of every rank, for every batch of an epoch."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches of a whole epoch; the same on every rank and in every epoch."""
+        """The number of batches of an epoch, equal for all ranks and epochs."""
 
     def generator(self, epoch: int) -> np.random.Generator:
-        """What decides everything random in an epoch."""
+        """The random generator of an epoch."""
         return np.random.default_rng([self.seed, epoch])
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -59,36 +59,34 @@ class BatchSampler(Sampler[list[int]], ABC):
         self.seek(epoch + 1)
 
     def drawn_for(self, place: int) -> tuple[int, int]:
-        """The rank, and the place in its batch, for which a row of the last batch was drawn: what decides, with the
-        batch, everything random about it.
-        """
+        """The rank and position for which a row of the last batch was drawn. They seed its transform."""
         return self.rank, place
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Let the next iteration begin with this batch of this epoch."""
+        """Set the epoch and the first batch of the next iteration."""
         self.epoch, self.position, self._start = epoch, position, position
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of this epoch."""
+        """Set the epoch of the next iteration."""
         self.seek(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the epoch is."""
+        """The position in the epoch."""
         return self.state_at(self.epoch, self.position)
 
     def state_at(self, epoch: int, position: int) -> dict[str, int]:
-        """What `state_dict` is after so many batches. The end of an epoch is the beginning of the next."""
+        """The `state_dict` at a position. The end of an epoch is the start of the next."""
         if position == len(self):
             epoch, position = epoch + 1, 0
         return {"seed": self.seed, "epoch": epoch, "position": position, "length": len(self)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
-        for name, own in (("seed", self.seed), ("length", len(self))):
-            if state[name] != own:
+        """Continue at the position of a state."""
+        for name, expected in (("seed", self.seed), ("length", len(self))):
+            if state[name] != expected:
                 raise InputError(
-                    f"the state has {name} {state[name]}, this sampler {own}: "
-                    "only a sampler of the same data and settings can go on from it"
+                    f"the state has {name} {state[name]}, but this sampler has {expected}: "
+                    "only a sampler of the same data and settings can continue from it"
                 )
         self.seek(state["epoch"], state["position"])
 
@@ -97,11 +95,10 @@ class PlainSampler(BatchSampler):
     """Every row once per epoch, shuffled; the last batch may be shorter.
 
     Args:
-        rows: how many rows there are.
-        batch_size: of each rank. Ranks take consecutive parts of a batch of all ranks.
+        rows: the number of rows.
+        batch_size: rows of each rank. Ranks take consecutive parts of the global batch.
         shuffle: False keeps the order of the table.
-        drop_last: leave out the last batch if it is short. With several ranks a short batch that cannot give every
-            rank a row is always left out.
+        drop_last: drop the last batch if it is short. A last batch with fewer rows than ranks is always dropped.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class PlainSampler(BatchSampler):
         super().__init__(batch_size, seed, rank, world_size)
         self.rows, self.shuffle, self.drop_last = rows, shuffle, drop_last
         if not len(self):
-            raise InputError(f"{rows} rows make no batch of {batch_size} on {world_size} ranks")
+            raise InputError(f"{rows} rows are too few for a batch of {batch_size} on {world_size} ranks")
 
     def __len__(self) -> int:
         whole, tail = divmod(self.rows, self.batch_size * self.world_size)
@@ -133,16 +130,16 @@ class PlainSampler(BatchSampler):
 class PKSampler(BatchSampler):
     """P classes × K rows of each.
 
-    The rule of coverage: in an epoch the rows of each class are shuffled and cut into groups of K. The last group of a
-    class is filled up with other rows of the class, and with repetitions only if the class has fewer than K rows. A
-    batch is P groups (on every rank) of different classes, drawn with a probability proportional to the groups a class
-    has left. An epoch has as many batches as can be made of the groups. So every row comes once, and up to K - 1 rows
-    of each class once more; left out are fewer than P groups, chosen anew in every epoch, or more only if a few classes
-    are so large that the others cannot accompany them. `coverage` gives the fraction that comes.
+    In an epoch, the rows of each class are shuffled and cut into groups of K. The last group of a class is filled with
+    other rows of the class, and with repetitions only if the class has fewer than K rows. A batch has P groups of
+    different classes on every rank, drawn with probabilities proportional to the remaining groups of the classes. An
+    epoch has as many batches as the groups allow. So almost every row occurs once, and up to K - 1 rows of each class
+    twice. Fewer than P groups are left out, other ones in every epoch; more only if a few classes are so large that
+    there are too few groups of others. `coverage` returns the fraction of rows that occur.
 
     Args:
         labels: class id of every row; rows with -1 are left out.
-        p: classes per batch, on each rank; ranks have different classes.
+        p: classes per batch on each rank; ranks have different classes.
         k: rows per class.
     """
 
@@ -161,7 +158,7 @@ class PKSampler(BatchSampler):
         self._length = self._most_batches()
 
     def _most_batches(self) -> int:
-        """A class can give each batch one group at most, so B batches need sum_c min(groups_c, B) >= P B groups."""
+        """Each class has at most one group in a batch, so B batches need sum_c min(groups_c, B) >= P B."""
         low, high = 1, int(self._groups.sum()) // (self.p * self.world_size) + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -175,24 +172,24 @@ class PKSampler(BatchSampler):
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)
         groups = np.concatenate([_groups(rows, self.k, rng) for rows in self.rows_of])
-        following = np.cumsum(self._groups) - self._groups  # of each class, the group that comes next
+        next_group = np.cumsum(self._groups) - self._groups  # of each class
         left = self._groups.copy()
         batches = []
         for remaining in range(self._length, 0, -1):
-            # Exponential variables divided by weights: the smallest are a weighted draw without replacement.
+            # The smallest exponential variables divided by weights are a weighted draw without replacement.
             with np.errstate(divide="ignore"):
                 key = rng.exponential(size=len(left)) / left
-            key[left >= remaining] = -1.0  # these must be in every batch from now on
+            key[left >= remaining] = -1.0  # these classes must be in every remaining batch
             classes = np.argpartition(key, self.p * self.world_size - 1)[: self.p * self.world_size]
             rng.shuffle(classes)
-            rows = groups[following[classes]]
-            following[classes] += 1
+            rows = groups[next_group[classes]]
+            next_group[classes] += 1
             left[classes] -= 1
             batches.append([part.ravel() for part in np.split(rows, self.world_size)])
         return batches
 
     def coverage(self, epoch: int = 0) -> float:
-        """The fraction of the labelled rows that come in an epoch."""
+        """The fraction of the labelled rows that occur in an epoch."""
         seen = np.unique(np.concatenate([rows for ranks in self.batches(epoch) for rows in ranks]))
         return len(seen) / sum(len(rows) for rows in self.rows_of)
 
@@ -200,13 +197,13 @@ class PKSampler(BatchSampler):
 class BalancedSampler(BatchSampler):
     """Every class equally often, whatever its size.
 
-    Each place of a batch is a class, from shuffled rounds over all classes, and a row of it, from shuffled rounds over
-    its rows. So within an epoch the counts of two classes differ by one at most, and so do those of two rows of a
-    class. An epoch has as many batches as all rows would fill.
+    Classes come in shuffled rounds over all classes, and the rows of each class in shuffled rounds over its rows. So
+    within an epoch the counts of any two classes differ by at most one, and so do those of two rows of a class. Every
+    epoch has as many batches as all rows would fill.
 
     Args:
         labels: class id of every row; rows with -1 are left out.
-        batch_size: of each rank.
+        batch_size: rows of each rank.
     """
 
     def __init__(self, labels: Labels, batch_size: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
@@ -219,26 +216,27 @@ class BalancedSampler(BatchSampler):
 
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)
-        places = self._length * self.batch_size * self.world_size
-        rounds = -(-places // len(self.rows_of))
-        classes = np.concatenate([rng.permutation(len(self.rows_of)) for _ in range(rounds)])[:places]
-        rows = np.empty(places, np.int64)
-        places_of = np.split(np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes))[:-1])
-        for own, at in zip(self.rows_of, places_of, strict=False):  # where classes outnumber places, some have none
-            rows[at] = _Rounds(own, rng).take(len(at))
+        count = self._length * self.batch_size * self.world_size
+        rounds = -(-count // len(self.rows_of))
+        classes = np.concatenate([rng.permutation(len(self.rows_of)) for _ in range(rounds)])[:count]
+        rows = np.empty(count, np.int64)
+        positions_of = np.split(np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes))[:-1])
+        for class_rows, positions in zip(self.rows_of, positions_of, strict=False):  # in short epochs, not all classes
+            rows[positions] = _Rounds(class_rows, rng).take(len(positions))
         return [np.split(batch, self.world_size) for batch in rows.reshape(self._length, -1)]
 
 
 class HierarchicalSampler(BatchSampler):
-    """Batches of few super-classes, whose negatives are hard: S super-classes × P classes × K rows.
+    """Batches of few super-classes, so that negatives are hard: S super-classes × P classes × K rows.
 
-    Super-classes come in shuffled rounds, so do the classes of each, and the rows of each class: nothing comes again
-    before everything beside it has come. A super-class with fewer than P classes gives all it has, and the batch is
-    that much smaller; a class with fewer than K rows repeats them. An epoch has as many batches as all rows would fill.
+    Super-classes, the classes of each, and the rows of each class come in shuffled rounds, without repetition within a
+    round. A super-class with fewer than P classes contributes all of them, and the batch is smaller; a class with fewer
+    than K rows repeats them. An epoch has as many batches as all rows would fill.
 
     Args:
-        labels, super_classes: of every row; rows with label -1 are left out. A class is in one super-class.
-        s: super-classes per batch, on each rank; ranks have different ones.
+        labels, super_classes: class and super-class of every row; rows with label -1 are left out. Each class belongs
+            to one super-class.
+        s: super-classes per batch on each rank; ranks have different ones.
         p, k: classes of each super-class, rows of each class.
     """
 
@@ -257,15 +255,15 @@ class HierarchicalSampler(BatchSampler):
         if min(s, p, k) < 1:
             raise InputError(f"s={s}, p={p} and k={k} must be positive")
         super().__init__(s * p * k, seed, rank, world_size)
-        above = np.asarray(super_classes)
-        if len(labels) != len(above):
-            raise InputError(f"{len(above)} super-classes for {len(labels)} labels: there must be one each")
+        supers = np.asarray(super_classes)
+        if len(labels) != len(supers):
+            raise InputError(f"there are {len(supers)} super-classes for {len(labels)} labels: give one for each label")
         self.s, self.p, self.k = s, p, k
         self.rows_of = rows_by_class(labels)
         for rows in self.rows_of:
-            if len(np.unique(above[rows])) > 1:
+            if len(np.unique(supers[rows])) > 1:
                 raise InputError(f"class {labels[rows[0]]} is in more than one super-class")
-        self.classes_of = rows_by_class(np.unique(above, return_inverse=True)[1][[rows[0] for rows in self.rows_of]])
+        self.classes_of = rows_by_class(np.unique(supers, return_inverse=True)[1][[rows[0] for rows in self.rows_of]])
         if len(self.classes_of) < s * world_size:
             raise InputError(
                 f"{s} super-classes on each of {world_size} ranks need {s * world_size}, but there are "
@@ -279,21 +277,21 @@ class HierarchicalSampler(BatchSampler):
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)
         supers = _Rounds(np.arange(len(self.classes_of)), rng)
-        classes = [_Rounds(own, rng) for own in self.classes_of]
-        rows = [_Rounds(own, rng) for own in self.rows_of]
+        classes = [_Rounds(members, rng) for members in self.classes_of]
+        rows = [_Rounds(members, rng) for members in self.rows_of]
 
-        def family(above: int) -> Rows:
-            chosen = classes[above].take(min(self.p, len(self.classes_of[above])))
-            return np.concatenate([rows[c].take(self.k) for c in chosen])
+        def rows_of_super(super_class: int) -> Rows:
+            drawn = classes[super_class].take(min(self.p, len(self.classes_of[super_class])))
+            return np.concatenate([rows[c].take(self.k) for c in drawn])
 
         return [
-            [np.concatenate([family(above) for above in part]) for part in np.split(drawn, self.world_size)]
+            [np.concatenate([rows_of_super(s) for s in part]) for part in np.split(drawn, self.world_size)]
             for drawn in (supers.take(self.s * self.world_size) for _ in range(self._length))
         ]
 
 
 def rows_by_class(labels: Labels) -> list[Rows]:
-    """The rows of each class that occurs, classes in the order of their ids; -1 is no class."""
+    """The rows of each class, sorted by class id; rows with label -1 are left out."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputTypeError(f"labels must be integers (N,), not {array.dtype} {array.shape}")
@@ -305,12 +303,12 @@ def rows_by_class(labels: Labels) -> list[Rows]:
 
 
 def _groups(rows: Rows, k: int, rng: np.random.Generator) -> Rows:
-    """(groups, k), by the rule of `PKSampler`."""
+    """The groups of a class (groups, k), as documented in `PKSampler`."""
     shuffled = rng.permutation(rows)
     missing = -len(rows) % k
     if missing:
-        fresh = k - missing  # rows of the last group that come for the first time
-        others = shuffled[:-fresh] if len(rows) >= k else shuffled
+        new = k - missing  # rows of the last group that occur for the first time
+        others = shuffled[:-new] if len(rows) >= k else shuffled
         shuffled = np.concatenate([shuffled, _Rounds(others, rng).take(missing)])
     return shuffled.reshape(-1, k)
 
@@ -323,7 +321,7 @@ class _Rounds:
         self._queue = values[:0]
 
     def take(self, count: int) -> Rows:
-        """The next values; different ones, as long as there are so many."""
+        """The next values, without duplicates if there are enough."""
         taken, self._queue = self._queue[:count], self._queue[count:]
         while len(taken) < count:
             fresh = self._rng.permutation(self._values)

@@ -1,4 +1,4 @@
-"""A data set is a table: one row per image, with its label, its split, and what else the layout knows."""
+"""`Table`: a data set with one row per image, its label, split and further columns."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ UNLABELLED = -1
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """A verification list: is this the same as that?
+    """A list of verification pairs.
 
-    `first` and `second` are rows of the table, or, where `of` is "template", values of its `template` column; `same` is
-    the answer; `fold` numbers the folds of a cross-validated protocol from 0 (all 0 if the protocol has none).
+    `first` and `second` are rows of the table, or values of its `template` column if `of` is "template". `same` tells
+    whether a pair has the same label; `fold` is the fold of a cross-validated protocol (0 if it has none).
     """
 
     first: Rows
@@ -44,17 +44,17 @@ class Table:
     """One row per image (or feature vector).
 
     Attributes:
-        name: of the data set.
-        labels: (N,) int64 class ids. Training classes come first, so that the labels of `split("train")` run from 0 to
-            `num_classes` - 1; -1 stands for no label.
+        name: the name of the data set.
+        labels: (N,) int64 class ids; -1 means no label. Training classes come first, so that the labels of
+            `split("train")` run from 0 to `num_classes` - 1.
         label_names: the name of every class id.
         split_ids: (N,) index into `SPLITS`.
-        images: a column of images, `images[i]` being what `load_image` takes; None if the rows are features only.
-        columns: what else is known, each (N, ...): camera, super_class, template, media, features, ...
-        names: the names of the values of columns that have them, such as super_class.
+        images: a column of images that `load_image` takes; None if the rows are features only.
+        columns: further columns (N, ...): camera, super_class, template, media, features, ...
+        names: the names of the values of some columns, such as super_class.
         pairs: verification lists by name.
-        notes: what is unusual about this copy: counts that differ from the official ones, rows left out, ...
-        embedded: whether it is the embedded data set, for whose small grey characters other defaults are right.
+        notes: peculiarities of this copy: counts that differ from the official ones, rows left out, ...
+        embedded: whether it is the embedded data set of small grey characters, which has its own defaults.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Table:
         return self.select(rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Read-only views of dicts do not travel to worker processes; the dicts do."""
+        """Mapping proxies cannot be pickled; dicts can."""
         return {
             name: dict(value) if isinstance(value, MappingProxyType) else value for name, value in vars(self).items()
         }
@@ -117,40 +117,41 @@ class Table:
 
     @property
     def num_classes(self) -> int:
-        """How many classes occur."""
+        """The number of classes that occur."""
         return len(self.classes)
 
     @property
     def paths(self) -> list[str]:
-        """The image files. Data sets that keep images elsewhere have `images` alone."""
+        """The image files. Only data sets of single files have them; `images` works for all."""
+        if self.images is None:
+            raise InputError(f"{self.name} has no images, only features: use table.features")
         if not isinstance(self.images, Files):
-            where = "has no images, only features" if self.images is None else "does not keep its images as files"
-            raise InputError(f"{self.name} {where}: use table.{'features' if self.images is None else 'images'}")
+            raise InputError(f"{self.name} does not keep its images as files: use table.images")
         return [self.images[row] for row in range(len(self))]
 
     @property
     def camera(self) -> Array | None:
-        """Which camera took it, where known."""
+        """The camera ids, if known."""
         return self.columns.get("camera")
 
     @property
     def super_class(self) -> Array | None:
-        """The id of the class above the label, where known; its name is in `names["super_class"]`."""
+        """The super-class ids, if known; their names are in `names["super_class"]`."""
         return self.columns.get("super_class")
 
     @property
     def template(self) -> Array | None:
-        """Which template (a set of images of one person) it belongs to, where known."""
+        """The template ids (a template is a set of images of one person), if known."""
         return self.columns.get("template")
 
     @property
     def media(self) -> Array | None:
-        """Which medium (a photograph or a video) it comes from, where known."""
+        """The ids of the media (photographs or videos), if known."""
         return self.columns.get("media")
 
     @property
     def features(self) -> Array | None:
-        """(N, D) feature vectors, where the data set is made of them."""
+        """(N, D) feature vectors, if the data set has them."""
         return self.columns.get("features")
 
     def label_name(self, row: int) -> str:
@@ -159,7 +160,7 @@ class Table:
         return "" if label == UNLABELLED else self.label_names[label]
 
     def split(self, *names: str) -> "Table":
-        """The rows of one split, or of several. Class ids stay as they are: those of query and gallery agree."""
+        """The rows of one or more splits. Class ids do not change, so those of query and gallery agree."""
         for name in names:
             if name not in SPLITS:
                 raise InputError(f"there is no split {name!r}: the splits are {', '.join(SPLITS)}")
@@ -168,10 +169,10 @@ class Table:
         return self.select(self._in(*names))
 
     def select(self, rows: slice | Array | Sequence[int]) -> "Table":
-        """Some rows: a boolean mask, indices, or a slice. Pairs with a row that is not chosen are left out."""
+        """The rows of a boolean mask, indices or a slice. Pairs that contain another row are dropped."""
         index = self._indices(rows)
-        run = len(index) > 0 and index[-1] - index[0] == len(index) - 1 and bool((np.diff(index) == 1).all())
-        cut = slice(int(index[0]), int(index[-1]) + 1) if run else index  # a slice keeps memory-mapped columns mapped
+        contiguous = len(index) > 0 and index[-1] - index[0] == len(index) - 1 and bool((np.diff(index) == 1).all())
+        cut = slice(int(index[0]), int(index[-1]) + 1) if contiguous else index  # slices keep memory-mapped columns so
         columns = {name: column[cut] for name, column in self.columns.items()}
         return dataclasses.replace(
             self,
@@ -179,7 +180,7 @@ class Table:
             split_ids=self.split_ids[cut],
             images=None if self.images is None else self.images.select(index),
             columns=columns,
-            pairs={name: self._kept_pairs(pairs, index, columns) for name, pairs in self.pairs.items()},
+            pairs={name: self._selected_pairs(pairs, index, columns) for name, pairs in self.pairs.items()},
         )
 
     def _indices(self, rows: slice | Array | Sequence[int]) -> Rows:
@@ -198,34 +199,34 @@ class Table:
             raise IndexError(f"rows {array.min()} to {array.max()} are not all in a table of {len(self)}")
         return array.astype(np.int64) % len(self)
 
-    def _kept_pairs(self, pairs: Pairs, index: Rows, columns: Mapping[str, Array]) -> Pairs:
+    def _selected_pairs(self, pairs: Pairs, index: Rows, columns: Mapping[str, Array]) -> Pairs:
         if pairs.of == "template":
             kept = np.isin(pairs.first, columns["template"]) & np.isin(pairs.second, columns["template"])
             return Pairs(pairs.first[kept], pairs.second[kept], pairs.same[kept], pairs.fold[kept], "template")
-        place = np.full(len(self), -1, np.int64)
-        place[index] = np.arange(len(index))
-        first, second = place[pairs.first], place[pairs.second]
+        new_row = np.full(len(self), -1, np.int64)
+        new_row[index] = np.arange(len(index))
+        first, second = new_row[pairs.first], new_row[pairs.second]
         kept = (first >= 0) & (second >= 0)
         return Pairs(first[kept], second[kept], pairs.same[kept], pairs.fold[kept])
 
     def compact(self) -> "Table":
-        """The same rows with classes numbered anew, those of training rows first, without the classes that no row has.
-        Class-level losses need this after `select` has taken classes away.
+        """The same rows with consecutive class ids, training classes first, without classes that have no rows.
+        Class-level losses need this after `select` has removed classes.
         """
         train = np.unique(self.labels[self._in("train")])
         order = np.concatenate([train, np.setdiff1d(self.classes, train)])
         order = order[order != UNLABELLED]
-        number = np.full(len(self.label_names) + 1, UNLABELLED, np.int64)  # the last place serves label -1
+        number = np.full(len(self.label_names) + 1, UNLABELLED, np.int64)  # the last entry is for label -1
         number[order] = np.arange(len(order))
         names = tuple(self.label_names[label] for label in order)
         return dataclasses.replace(self, labels=number[self.labels], label_names=names)
 
     def folds(self, k: int = 4, seed: int | None = None) -> Iterator["Table"]:
-        """Validation that shares no class with training: k tables of the training rows, each with other classes as
-        "val" and the rest as "train", classes numbered anew.
+        """Class-disjoint cross-validation: k tables of the training rows, in each of which other classes are "val" and
+        the rest "train", with new class ids.
 
-        The folds are contiguous runs of class ids (as in Musgrave et al., 2020), as equal in number of classes as can
-        be; with a `seed`, classes are shuffled first.
+        The folds are contiguous ranges of class ids (as in Musgrave et al., 2020) of nearly equal size. With a `seed`,
+        classes are shuffled first.
         """
         train = self.split("train")
         classes = train.classes
@@ -238,9 +239,9 @@ class Table:
             yield dataclasses.replace(train, split_ids=ids.astype(np.int8)).compact()
 
     def summary(self) -> str:
-        """What is in it, in a few lines."""
-        what = "feature vectors" if self.images is None else "images"
-        lines = [f"{self.name}: {len(self):,} {what}, {self.num_classes:,} classes"]
+        """The sizes of its splits, columns and pairs, in a few lines."""
+        unit = "feature vectors" if self.images is None else "images"
+        lines = [f"{self.name}: {len(self):,} {unit}, {self.num_classes:,} classes"]
         for name in self.split_names:
             part = self._in(name)
             labels = self.labels[part]
@@ -249,7 +250,7 @@ class Table:
             each = "no labels"
             if len(sizes):
                 each = f"{sizes.min():,} to {sizes.max():,} each" if sizes.min() < sizes.max() else f"{sizes[0]:,} each"
-            lines.append(f"  {name:8}{len(labels):>10,} {what}{len(sizes):>9,} classes ({each})")
+            lines.append(f"  {name:8}{len(labels):>10,} {unit}{len(sizes):>9,} classes ({each})")
         for name, values in self.columns.items():
             if name != "features":
                 lines.append(f"  {name}: {len(np.unique(values)):,} values")
@@ -258,9 +259,9 @@ class Table:
 
 
 def split_column(splits: Sequence[str] | Array) -> npt.NDArray[np.int8]:
-    """Split names as `Table.split_ids`."""
-    found, inverse = np.unique(np.asarray(splits), return_inverse=True)
-    names = found.tolist()
+    """Convert split names to `Table.split_ids`."""
+    unique, inverse = np.unique(np.asarray(splits), return_inverse=True)
+    names = unique.tolist()
     for name in names:
         if name not in SPLITS:
             raise InputError(f"there is no split {name!r}: the splits are {', '.join(SPLITS)}")
@@ -271,17 +272,17 @@ def split_column(splits: Sequence[str] | Array) -> npt.NDArray[np.int8]:
 def number_classes(
     values: Sequence[Any] | Array, split_ids: npt.NDArray[np.int8], unlabelled: Sequence[Any] = ()
 ) -> tuple[Rows, tuple[str, ...]]:
-    """Class ids and their names, from the values a data set writes: training classes first, each part in sorted order
-    (numbers as numbers). Values in `unlabelled` become -1.
+    """Class ids and class names for the label values of a data set: training classes first, then the others, each
+    sorted (numbers by value). Values in `unlabelled` become -1.
     """
-    found, inverse = np.unique(np.asarray(values), return_inverse=True)
-    names = [str(value) for value in found]
-    train = np.zeros(len(found), bool)
+    unique, inverse = np.unique(np.asarray(values), return_inverse=True)
+    names = [str(value) for value in unique]
+    train = np.zeros(len(unique), bool)
     train[inverse[split_ids == SPLITS.index("train")]] = True
     numeric = all(name.isascii() and name.isdigit() for name in names)
-    kept = [i for i, value in enumerate(found) if value not in unlabelled]
-    kept.sort(key=lambda i: (not train[i], int(names[i]) if numeric else 0, names[i]))
-    number = np.full(len(found), UNLABELLED, np.int64)
-    number[kept] = np.arange(len(kept))
-    labels = number[inverse] if len(found) else np.zeros(0, np.int64)
-    return labels, tuple(names[i] for i in kept)
+    order = [i for i, value in enumerate(unique) if value not in unlabelled]
+    order.sort(key=lambda i: (not train[i], int(names[i]) if numeric else 0, names[i]))
+    number = np.full(len(unique), UNLABELLED, np.int64)
+    number[order] = np.arange(len(order))
+    labels = number[inverse] if len(unique) else np.zeros(0, np.int64)
+    return labels, tuple(names[i] for i in order)

@@ -1,4 +1,4 @@
-"""Transforms of training images: random, but a function of the image and the generator alone."""
+"""Random transforms of training images, determined by the image and the generator."""
 
 import dataclasses
 import math
@@ -34,22 +34,21 @@ _GREY = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # luma weights of IT
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random resized crop, flip, colour, erasing; normalised.
+    """Random resized crop, flip, colour jitter and erasing, then normalisation.
 
     Args:
         size: side of the square output, or (height, width).
-        scale: area of the crop, as a fraction of the image; None takes the whole image, stretched to `size`.
+        scale: area of the crop, as a fraction of the image; None stretches the whole image to `size`.
         ratio: width over height of the crop, before it is stretched to `size`.
         flip: probability of a mirror image.
-        color: strength c of colour jitter: brightness, contrast and saturation are each multiplied by up to 1 ± c.
+        color: strength c of colour jitter: brightness, contrast and saturation are each multiplied by 1 - c to 1 + c.
         erase: probability of erasing a rectangle of 2 to 33 % of the area.
-        pad: shift by up to so many pixels in each direction, as in re-identification. What erasing and shifting leave
-            open is filled with the mean colour, rounded to bytes.
+        pad: largest shift in each direction in pixels, as in re-identification. Erased and uncovered areas are filled
+            with the mean colour, rounded to bytes.
         mean, std, interpolation, channels: as in `EvalTransform`.
 
-    Called with what `EvalTransform` takes, and a numpy generator that decides everything random (without one, a fresh
-    generator seeded from torch's global one); gives float32 (C, height, width). It has the stages
-    `pixels` and `normalise` too.
+    The call takes an image as `EvalTransform` does, and a numpy generator (by default a new one, seeded from torch's
+    global generator); it returns float32 (C, height, width). `pixels` and `normalise` are its two stages.
     """
 
     takes_any_image: ClassVar[bool] = True
@@ -80,8 +79,8 @@ class TrainTransform:
 
     @classmethod
     def like(cls, evaluation: EvalTransform, **options: Any) -> "TrainTransform":
-        """Images of the size, channels and normalisation that evaluation has (such as `Embedder.preprocess`); options
-        as of the class. Where evaluation stretches the whole image, so does this, unless `scale` is given.
+        """A transform with the size, channels and normalisation of an `EvalTransform` such as `Embedder.preprocess`.
+        If that stretches the whole image, so does this, unless `scale` is given.
 
         >>> TrainTransform.like(EvalTransform(32, crop=False, channels="BGR"), flip=0.0).channels
         'BGR'
@@ -94,11 +93,11 @@ class TrainTransform:
         return self.normalise(self.pixels(image, rng))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(pixels / 255 - mean) / std, of bytes (..., C, height, width)."""
+        """(pixels / 255 - mean) / std for uint8 (..., C, height, width)."""
         return normalised(pixels, self.mean, self.std)
 
     def pixels(self, image: ImageLike, rng: np.random.Generator | None = None) -> Tensor:
-        """Cropped, resized and changed at random, as bytes (C, height, width)."""
+        """Crop, resize and augment to uint8 (C, height, width)."""
         if rng is None:
             rng = np.random.default_rng(int(torch.randint(2**62, ())))
         opened = OpenedImage(image)
@@ -127,19 +126,19 @@ class TrainTransform:
             if w <= width and h <= height:
                 left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
                 return left, top, left + w, top + h
-        # An image so long that no crop fits: its middle, as square as `ratio` asks.
+        # No crop fits an image of extreme shape: take its centre, within `ratio`.
         w, h = min(width, height * self.ratio[1]), min(height, width / self.ratio[0])
         return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, from which `transform_from_dict` makes it again."""
+        """The settings as JSON values, which `transform_from_dict` reads."""
         return {"transform": "train", **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
 class SeededView:
-    """One augmented view of every image: a training transform whose chance depends on the image's content, a number and
-    a seed alone. Whoever computes it, in whatever order, on whatever machine, gets the same: for cached features.
+    """A training transform that is determined by the image's content, the number of the view and a seed, independent of
+    order and machine. It is used for cached features of augmented views.
 
     >>> image, transform = np.full((9, 9), 100, np.uint8), TrainTransform(4, color=0.5)
     >>> one, again, other = (SeededView(transform, view)(image) for view in (0, 0, 1))
@@ -166,7 +165,7 @@ Transform = EvalTransform | TrainTransform
 
 
 def transform_from_dict(values: Mapping[str, Any]) -> Transform:
-    """What `to_dict` of either transform gave, also after a way through JSON. Unknown names are errors.
+    """The inverse of `to_dict` of either transform, also after a round trip through JSON. Unknown names are errors.
 
     >>> transform_from_dict(EvalTransform(112, crop=False).to_dict()) == EvalTransform(112, crop=False)
     True
@@ -186,12 +185,12 @@ def _jittered(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
     return torch.lerp((x * _GREY).sum(0, keepdim=True), x, saturation).clamp(0, 1)
 
 
-def _shifted(pixels: Tensor, most: int, fill: Tensor, rng: np.random.Generator) -> Tensor:
+def _shifted(pixels: Tensor, pad: int, fill: Tensor, rng: np.random.Generator) -> Tensor:
     height, width = pixels.shape[1:]
-    page = fill[:, None, None].expand(-1, height + 2 * most, width + 2 * most).contiguous()
-    page[:, most : most + height, most : most + width] = pixels
-    top, left = rng.integers(0, 2 * most + 1, 2).tolist()
-    return page[:, top : top + height, left : left + width]
+    padded = fill[:, None, None].expand(-1, height + 2 * pad, width + 2 * pad).contiguous()
+    padded[:, pad : pad + height, pad : pad + width] = pixels
+    top, left = rng.integers(0, 2 * pad + 1, 2).tolist()
+    return padded[:, top : top + height, left : left + width]
 
 
 def _erased(pixels: Tensor, fill: Tensor, rng: np.random.Generator) -> Tensor:

@@ -49,6 +49,18 @@ class Codes:
         return torch.from_numpy(bits).to(self.device).float().mul_(2).sub_(1)
 
 
+def signs(embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 where a number is above 0, else −1: codes as vectors. Rows of NaN stay what they are."""
+    found = np.where(embeddings > 0, np.float32(1), np.float32(-1))
+    found[np.isnan(embeddings)] = np.nan
+    return found
+
+
+def on_grid(cosines: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """Cosines of `signs` without rounding errors, 1 − 2 · (Hamming distance) / bits, so that equal distances tie."""
+    return np.asarray(np.rint(cosines * np.float32(bits)) / np.float32(bits), np.float32)
+
+
 def pack_bits(embeddings: Any) -> NDArray[np.uint8]:
     """The signs of embeddings (N, D) as packed codes (N, ⌈D/8⌉): a bit is 1 where the number is above 0.
 

@@ -73,7 +73,7 @@ def accuracy(
         rows = extract(pair, inputs, prepare, batch_size=_BATCH, max_broken=max_broken, advance=advance)
         embeddings = gathered(rows, len(table), 2 * model.dimension)
     halves = np.split(embeddings, 2, axis=1)
-    metrics = [measure(half, table, (1,)) for half in halves]
+    metrics = [measure(half, table, (1,), binary=model.binary) for half in halves]
     if not metrics[0]:
         raise ExportError(
             f"{table.name}: no two rows have the same label, so the accuracy cannot be measured: "

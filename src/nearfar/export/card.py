@@ -16,6 +16,7 @@ from nearfar.export.parity import Parity
 from nearfar.export.preprocessing import FILE_NAME, steps
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
+from nearfar.training.runs import COSINES
 from nearfar.training.thresholds import said
 
 # The hub's licence identifiers; another licence is written as "other" with its name in license_name.
@@ -28,7 +29,8 @@ _NAMES = (
     "ms-pl mpl-2.0 odc-by odbl openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl unknown other"
 )
 LICENCES = frozenset(_NAMES.split())
-_SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@10", "r_precision", "map@r", "map")
+
+_SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@10", "r_precision", "map@r", "map", *COSINES)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _body(model: Embedder, facts: CardFacts) -> str:
 
 def _summary(model: Embedder, facts: CardFacts) -> str:
     shape = input_shape(model)
-    what = f"a binary code of {model.dimension} bits" if model.settings.head == "hash" else f"{model.dimension} numbers"
+    what = f"a binary code of {model.dimension} bits" if model.binary else f"{model.dimension} numbers"
     return (
         f"Maps {'an image' if len(shape) == 3 else 'features'} to {what}. Embeddings of the same class are near each "
         "other, those of different classes far apart: for search by example, open-set recognition, clustering and "
@@ -151,9 +153,12 @@ def _measured(facts: CardFacts) -> str:
         )
     else:
         header, rows = header[:3], [row[:3] for row in rows]
+    how = ""
+    if facts.metrics.get("compared_by") == "hamming":
+        how = ", by the Hamming distance of the codes (cosine: of the numbers behind them)"
     return (
         f"## Results\n\nOn {_code(measured_name(facts.config))}, {classes} "
-        f"({facts.metrics.get('measured_on', 'test')} rows){mirrored}:\n\n"
+        f"({facts.metrics.get('measured_on', 'test')} rows){how}{mirrored}:\n\n"
         f"{markdown_table(header, rows)}{stated}"
     )
 

@@ -14,7 +14,7 @@ FILE_NAME = "preprocessing.json"
 def description(model: Embedder) -> dict[str, Any]:
     """The contents of `preprocessing.json`."""
     features = input_name(model) == "features"
-    binary = model.settings.head == "hash"
+    binary = model.binary
     return {
         "nearfar": nearfar.__version__,
         "preprocess": None if features else model.preprocess.to_dict(),

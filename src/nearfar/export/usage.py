@@ -80,7 +80,7 @@ def text(kind: str, model: Embedder, *, quantised: bool) -> str:
     """The section "Use" of the card."""
     transform, shape = model.preprocess, input_shape(model)
     height, width = transform.height_width
-    binary = model.settings.head == "hash"
+    binary = model.binary
     values = {
         "height": height,
         "width": width,

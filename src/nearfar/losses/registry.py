@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from nearfar.errors import InputTypeError
 from nearfar.foundation.suggestions import suggestion
 
-Level = Literal["pair", "class", "proxy", "pair or class", "towers"]
+Level = Literal["pair", "class", "proxy", "pair or class", "towers", "penalty"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,12 @@ def register(level: Level, paper: str, formula: str) -> Callable[[_Loss], _Loss]
 
 def list_losses() -> list[LossInfo]:
     """Every registered loss, by name."""
-    return [_LOSSES[name] for name in sorted(_LOSSES)]
+    return [_LOSSES[name] for name in sorted(_LOSSES) if _LOSSES[name].level != "penalty"]
+
+
+def list_penalties() -> list[LossInfo]:
+    """What can be added to a loss and is none by itself, by name."""
+    return [_LOSSES[name] for name in sorted(_LOSSES) if _LOSSES[name].level == "penalty"]
 
 
 def _refuse_unknown_arguments(loss: type) -> None:

@@ -49,9 +49,8 @@ class Embedder(EmbeddingNetwork):
         layer_norm: normalise the features before the head to mean 0 and variance 1 (Proxy-NCA++).
         parts: stripes of the map, each with a head of its own, such as (1, 2, 3); see `Pooling`.
         head_start: "random" (He's normal distribution); "uniform", a linear head as `nn.Linear` starts; or "pca",
-            "pca-whiten": principal components, which `fit_head(features)` finds, so that
-            the head starts near the features, where a random one starts below. By default "pca-whiten" with a frozen
-            trunk, else "random".
+            "pca-whiten": principal components, which `fit_head(features)` finds, so that the head starts near the
+            features, where a random one starts below. By default "pca-whiten" with a frozen trunk, else "random".
         freeze_trunk: train the head alone.
         freeze_to: a module of the trunk, such as "_blocks.2" of efficientnet-lite0: it and all before it stay as they
             are. The first layers know edges and colours already, and take half of a step's time and memory.

@@ -62,6 +62,11 @@ class EmbeddingNetwork(nn.Module):
         return self.settings.dimension
 
     @property
+    def binary(self) -> bool:
+        """Whether the signs of the embedding are what counts: binary codes, compared by Hamming distance."""
+        return self.settings.head == "hash"
+
+    @property
     def feature_size(self) -> int:
         """How many features an image has before the head: the channels of every part."""
         return self.channels * self.pooling.count
@@ -95,7 +100,7 @@ class EmbeddingNetwork(nn.Module):
         if self.heads:
             parts = tuple(cast(Tensor, head(part)) for head, part in zip(self.heads, parts, strict=True))
         together: Tensor = torch.cat(parts, 1)
-        if self.settings.head == "hash":  # of norm 1 as it becomes binary
+        if self.binary:  # of norm 1 as it becomes binary
             return together / math.sqrt(len(parts))
         if free_norm is None:
             free_norm = self.free_norm and self.training

@@ -1,11 +1,14 @@
 """The sections of a run's report on what its embeddings find."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.data import SPLITS, Table
 from nearfar.data.columns import Files
 from nearfar.evaluation import Diagnosis, diagnose
+from nearfar.evaluation.hamming import signs
 from nearfar.imaging.sources import describe
 from nearfar.report import figures, layout, queries, style, thumbnails, widgets
 from nearfar.report.files import RunFiles
@@ -28,8 +31,9 @@ MISTAKE: tuple[Mark, Mark] = ("query", "wrong")
 class Measured:
     """The sections on what the embeddings find."""
 
-    def __init__(self, embeddings: Floats, table: Table, files: RunFiles, seed: int):
-        self.x, self.table, self.files, self.seed = embeddings, table, files, seed
+    def __init__(self, embeddings: Floats, table: Table, files: RunFiles, seed: int, *, binary: bool = False):
+        self.x, self.binary = signs(embeddings) if binary else embeddings, binary
+        self.table, self.files, self.seed = table, files, seed
         self.labels = table.labels
         self.rows = rows = np.flatnonzero(np.isfinite(embeddings).all(1) & (table.labels >= 0))
         self.queries = self.gallery = rows
@@ -42,7 +46,7 @@ class Measured:
         if len(self.rows) < 2:
             return
         asked = queries.drawn_queries(self.queries, len(self.gallery), self.seed)
-        found = queries.search(self.x, self.labels, asked, self.gallery, cameras=self.table.camera, k=NEIGHBOURS)
+        found = self._search(asked, self.gallery, cameras=self.table.camera, k=NEIGHBOURS)
         diagnosis = diagnose(
             self.x if len(self.rows) == len(self.x) else self.x[self.rows],
             self.labels[self.rows],
@@ -59,12 +63,18 @@ class Measured:
             self._map(page.section("Map"))
         self._threshold(page.section("Threshold"), diagnosis)
 
+    def _search(self, asked: queries.Rows, gallery: queries.Rows, **options: Any) -> queries.Found:
+        return queries.search(self.x, self.labels, asked, gallery, binary=self.binary, **options)
+
     def _similarities(self, section: Section, found: queries.Found, diagnosis: Diagnosis) -> None:
         anchors = len(diagnosis.anchors)
         drawn = "each image" if anchors == len(self.rows) else f"each of {anchors:,} images drawn at random"
+        similarity = (
+            "Similarity of the codes, 1 − 2 · (Hamming distance) / bits," if self.binary else "Cosine similarity"
+        )
         section.figure(
             style.svg(figures.similarities(diagnosis.histogram, self.files.threshold)),
-            f"Cosine similarity of {drawn} with all others of its class, and with all of other classes. The less the "
+            f"{similarity} of {drawn} with all others of its class, and with all of other classes. The less the "
             "two overlap, the better one threshold serves all.",
         )
         if len(found.queries):
@@ -146,7 +156,7 @@ class Measured:
         if len(chosen) < layout.FEWEST_POINTS:
             return
         places, method = layout.flat(self.x[chosen], self.seed)
-        nearest = queries.search(self.x, self.labels, chosen, self.rows, k=1)
+        nearest = self._search(chosen, self.rows, k=1)
         found = np.full(len(chosen), -1, np.int64)
         found[np.searchsorted(chosen, nearest.queries)] = self.labels[nearest.nearest[:, 0]]
         sheet = None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.evaluation.hamming import on_grid
+
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 SIMILARITIES = 100_000_000  # compared in all, at most
@@ -56,6 +58,7 @@ def search(
     *,
     cameras: Rows | None = None,
     k: int = 8,
+    binary: bool = False,
 ) -> Found:
     """Each query against the gallery but for itself; with cameras, also but for its own class by its own camera. The
     gallery is read piece by piece.
@@ -66,6 +69,7 @@ def search(
         queries, gallery: rows, in rising order.
         cameras: (N,).
         k: how many of the nearest to keep.
+        binary: whether the embeddings are `signs`, of which many pairs are exactly as similar.
     """
     k = min(k, len(gallery))
     asked, own = _unit(embeddings[queries]), labels[queries][:, None]
@@ -75,6 +79,8 @@ def search(
     for start in range(0, len(gallery), step):
         rows = gallery[start : start + step]
         s = asked @ _unit(embeddings[rows]).T
+        if binary:
+            s = on_grid(s, embeddings.shape[1])
         same = own == labels[rows]
         ignored = queries[:, None] == rows
         if cameras is not None:

@@ -22,6 +22,7 @@ def write_run_report(
     embeddings: Floats,
     table: Table,
     *,
+    binary: bool = False,
     notes: Sequence[str] = (),
     seed: int = 0,
 ) -> Path:
@@ -31,10 +32,12 @@ def write_run_report(
         folder: a run; what is there of metrics.json, curves.csv, config.yaml and environment.json is shown.
         embeddings: (N, D) of the rows the run is measured on; those of unreadable images are NaN.
         table: these rows.
+        binary: whether the signs of the embeddings are what counts, as of a hashing head.
         notes: what is to be said of them, such as what has changed since the run began.
         seed: draws the samples that keep the page small.
     """
-    return run_page(folder, embeddings, table, notes=notes, seed=seed).write(Path(folder) / "report.html")
+    page = run_page(folder, embeddings, table, binary=binary, notes=notes, seed=seed)
+    return page.write(Path(folder) / "report.html")
 
 
 def run_page(
@@ -42,6 +45,7 @@ def run_page(
     embeddings: Floats,
     table: Table,
     *,
+    binary: bool = False,
     notes: Sequence[str] = (),
     seed: int = 0,
 ) -> Page:
@@ -52,7 +56,7 @@ def run_page(
     page = Page(f"{table.name}: {files.loss_names}", f"A run of nearfar in {Path(folder).name}")
     sections.summary(page, files, table, notes)
     sections.curves(page, files)
-    Measured(embeddings, table, files, seed).add_to(page)
+    Measured(embeddings, table, files, seed, binary=binary).add_to(page)
     _problems(page, embeddings, table)
     sections.settings(page, files)
     return page

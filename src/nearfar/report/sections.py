@@ -40,13 +40,22 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
     words = f"Measured on the {measured_on} rows: {len(table):,} {things} of {table.num_classes:,} {kind}."
     if (step := best_step(files)) is not None:
         words += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
+    if metrics.get("compared_by") == "hamming":
+        words += (
+            " The model gives binary codes, compared by Hamming distance, as search does it. Metrics called cosine are "
+            "of the numbers behind the codes."
+        )
     section.paragraph(words)
     if "norms" in metrics:
         section.paragraph(f"The loss saw embeddings {metrics['norms']}. Everything here is measured by their cosines.")
     for note in notes:
         section.paragraph(f"Note: {note}.")
     names = [name for name in after if isinstance(after[name], (int, float))]
-    main = [name for name in names if name.startswith("recall@") or name in HEADLINE or name.endswith("accuracy")]
+    main = [
+        name
+        for name in names
+        if name.startswith("recall@") or name.removeprefix("cosine ") in HEADLINE or name.endswith("accuracy")
+    ]
     found = _candidates(metrics)
     header = ["metric", *(f"{COLUMNS[name]}{' (kept)' if name == metrics.get('kept') else ''}" for name in found)]
     for chosen, fold in ((main, ""), ([name for name in names if name not in main], "All other metrics")):
@@ -124,7 +133,7 @@ def curves(page: Page, files: RunFiles) -> None:
         (series("loss"), "loss", False, None, "The loss by training step."),
         (series("s_p", "s_n"), "mean similarity", False, None,
          "Mean similarity in training batches, of positive pairs (s_p) and of negative pairs (s_n)."),
-        (series("recall@1", "map@r", "test recall@1", "test map@r"), "retrieval", True, marked,
+        (series("recall@1", "map@r", "cosine map@r", "test recall@1", "test map@r"), "retrieval", True, marked,
          "Retrieval on the validation rows, which choose the best step."),
     ]  # fmt: skip
     if any(lines for lines, *_ in drawings):

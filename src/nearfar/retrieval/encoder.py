@@ -37,7 +37,7 @@ class Encoder:
     def __init__(self, model: Embedder, *, flip: bool = False, max_broken: float = 0.0, name: str = ""):
         self.model, self.flip, self.max_broken, self.name = model, flip, max_broken, name
         self.dimension = model.dimension
-        self.similarity: Similarity = "hamming" if model.settings.head == "hash" else "cosine"
+        self.similarity: Similarity = "hamming" if model.binary else "cosine"
 
     @classmethod
     def of_run(cls, run: Run | str | os.PathLike[str], device: str = "cpu") -> "Encoder":

@@ -1,19 +1,14 @@
-"""A page to search a gallery with, and to see what a model gets wrong; and the API behind it.
+"""The web page for searching a gallery and inspecting a model's mistakes, and its HTTP API: `nearfar serve RUN [RUN2]`.
 
-nearfar serve RUN [RUN2]
-            │
-        start.py        opens the runs and their indexes, and listens
-            │
-        app.py          create_app: the FastAPI application
-        security.py     who may ask; the headers of every answer; the token for writes
-        limits.py       how much may be asked for
-            │
-        api/            search, items, insight (mistakes, thresholds, map), changes; schema.py: what they answer
-            │
-        runs.py         a run that is served: its model, its gallery
-        gallery.py      the images of an index, under names that are no paths
-        insight.py      worst queries, confused classes, what thresholds accept, the map
-        images.py       pictures from strangers, and small pictures for the page
-            │
-        page/           the page itself: HTML, CSS and JavaScript as they are, nothing from outside
+server.py          opens runs and indexes, and runs the server
+app.py             create_app: the FastAPI application
+security.py        checks of Host and Origin, response headers, the write token
+limits.py          limits on uploads, request rates and concurrency
+api/               endpoints: neighbours, items, diagnostics, changes; schema.py: their responses
+served_run.py      a model with its gallery
+served_gallery.py  the images of an index, under keys that are not paths
+analysis.py        worst queries, confused classes, thresholds and the map
+identification.py  open-set identification against the gallery
+images.py          validation of uploads, thumbnails
+page/              HTML, CSS and JavaScript, without external resources
 """

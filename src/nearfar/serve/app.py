@@ -1,4 +1,4 @@
-"""The application: the API under /api, and the page.
+"""The FastAPI application: the API under /api, and the page.
 
     app = create_app(runs, token="...")                 # runs: {"a": ServedRun, ...}
     uvicorn.run(app, host="127.0.0.1", port=8000)
@@ -22,23 +22,18 @@ import nearfar
 from nearfar.errors import NearfarError
 from nearfar.imaging import BrokenImageError
 from nearfar.retrieval.index import RetrievalError
-from nearfar.serve.api import changes, identify, insight, items, search
-from nearfar.serve.gallery import UnknownItemError
-from nearfar.serve.insight import NoInsightError
+from nearfar.serve.analysis import AnalysisError
+from nearfar.serve.api import changes, diagnostics, items, neighbours
 from nearfar.serve.limits import BusyError, Limits, RateLimit, Slots
-from nearfar.serve.runs import ServedRun, Serving, UnknownRunError
 from nearfar.serve.schema import Problem
 from nearfar.serve.security import Guard, WriteAccess
+from nearfar.serve.served_gallery import UnknownItemError
+from nearfar.serve.served_run import ServedRun, Serving, UnknownRunError
 
-PAGE = {
-    "/": "index.html",
-    **{f"/{name}": name for name in ("style.css", "icon.svg")},
-    **{
-        f"/{name}.js": f"{name}.js"
-        for name in ("app", "api", "cards", "dom", "gallery", "map", "mistakes", "search", "threshold", "who", "write")
-    },
-}
-"""Every file of the page, by its address: nothing else is served."""
+_SCRIPTS = "app api cards dom gallery identification map mistakes search threshold write"
+PAGE = {"/": "index.html", **{f"/{name}": name for name in ("style.css", "icon.svg")}}
+PAGE |= {f"/{name}.js": f"{name}.js" for name in _SCRIPTS.split()}
+"""The files of the page by path; no other files are served."""
 LOG = logging.getLogger("nearfar.serve")
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -51,14 +46,14 @@ def create_app(
     limits: Limits | None = None,
     prepare: bool = True,
 ) -> FastAPI:
-    """The application.
+    """Create the application.
 
     Args:
-        runs: one or two, by the keys "a" and "b".
-        token: for writes; None if nothing may be written.
-        names: host names, besides addresses, under which browsers may reach it.
-        limits: what is refused.
-        prepare: compute mistakes and maps in the background when it starts, so that they are there when asked for.
+        runs: one or two runs, by the keys "a" and "b".
+        token: the write token; None forbids changes.
+        names: host names that requests may use; IP addresses are always allowed.
+        limits: the limits on requests.
+        prepare: compute mistakes and maps in the background at startup.
     """
     limits = limits or Limits()
 
@@ -71,9 +66,9 @@ def create_app(
     app = FastAPI(
         title="nearfar serve",
         version=nearfar.__version__,
-        description="Search a gallery, see what the model gets wrong, add images and take them away.",
+        description="Search a gallery, inspect the model's mistakes, add and remove images.",
         openapi_url="/api/openapi.json",
-        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load external scripts
         redoc_url=None,
         lifespan=lifespan,
     )
@@ -81,13 +76,13 @@ def create_app(
         runs,
         WriteAccess(token),
         limits,
-        Slots(limits.at_work, limits.waiting),
-        Slots(limits.at_work, 5 * limits.waiting),
+        Slots(limits.max_running, limits.max_waiting),
+        Slots(limits.max_running, 5 * limits.max_waiting),
     )
-    for part in (items, search, identify, insight, changes):
-        app.include_router(part.router, prefix="/api")
+    for endpoints in (items, neighbours, diagnostics, changes):
+        app.include_router(endpoints.router, prefix="/api")
     _add_page(app)
-    _add_problems(app)
+    _add_error_handlers(app)
     rate = None if limits.rate is None else RateLimit(limits.rate, limits.burst)
     app.add_middleware(Guard, names=names, rate=rate)
     return app
@@ -95,11 +90,11 @@ def create_app(
 
 def _prepare(runs: Mapping[str, ServedRun]) -> None:
     for run in runs.values():
-        with contextlib.suppress(NoInsightError):  # who asks will be told
-            run.insight.judged()
-            run.insight.flat_map()
-        with contextlib.suppress(NoInsightError):
-            run.identity.identifier()
+        with contextlib.suppress(AnalysisError):  # requests will report it
+            run.analysis.diagnosis()
+            run.analysis.flat_map()
+        with contextlib.suppress(AnalysisError):
+            run.identifier.current()
 
 
 def _add_page(app: FastAPI) -> None:
@@ -112,7 +107,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _file(content: bytes, kind: str, tag: str) -> Callable[[Request], Response]:
-    headers = {"Cache-Control": "no-cache", "ETag": tag}  # asked for again every time, and sent when it has changed
+    headers = {"Cache-Control": "no-cache", "ETag": tag}  # revalidated each time, sent when changed
 
     def answer(request: Request) -> Response:
         if request.headers.get("if-none-match") == tag:
@@ -122,30 +117,30 @@ def _file(content: bytes, kind: str, tag: str) -> Callable[[Request], Response]:
     return answer
 
 
-def _add_problems(app: FastAPI) -> None:
-    """What goes wrong, as answers that say what it is and nothing of where things are. A type of error decides: those
-    that are no `NearfarError`, nor of the system, are bugs, and come to `Guard`.
+def _add_error_handlers(app: FastAPI) -> None:
+    """Turn errors into responses that reveal no paths. Errors that are neither `NearfarError` nor `OSError` are bugs,
+    which `Guard` handles.
     """
 
-    def problem(status: int, why: str) -> JSONResponse:
+    def problem(status: int, detail: str) -> JSONResponse:
         headers = {"Retry-After": "1"} if status == 503 else None
-        return JSONResponse(Problem(detail=why).model_dump(), status, headers)
+        return JSONResponse(Problem(detail=detail).model_dump(), status, headers)
 
     @app.exception_handler(UnknownRunError)
     def unknown_run(_: Request, error: Exception) -> Response:
-        return problem(404, f"there is no run {error}: the server was started with one run alone")
+        return problem(404, f"there is no run {error}: the server was started with only one run")
 
     @app.exception_handler(UnknownItemError)
     def unknown_item(_: Request, error: Exception) -> Response:
-        return problem(404, "there is no such image in the gallery (any more)")
+        return problem(404, "the gallery has no such image; it may have been removed")
 
     @app.exception_handler(BrokenImageError)
     def broken(_: Request, error: Exception) -> Response:
         assert isinstance(error, BrokenImageError)
         return problem(422, f"the picture cannot be read: {error.reason}")
 
-    @app.exception_handler(NoInsightError)
-    def no_insight(_: Request, error: Exception) -> Response:
+    @app.exception_handler(AnalysisError)
+    def no_analysis(_: Request, error: Exception) -> Response:
         return problem(409, str(error))
 
     @app.exception_handler(BusyError)
@@ -155,19 +150,19 @@ def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        words = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()[:5]]
-        return problem(422, "; ".join(words))
+        details = [f"{'.'.join(map(str, entry['loc'][1:]))}: {entry['msg']}" for entry in error.errors()[:5]]
+        return problem(422, "; ".join(details))
 
     @app.exception_handler(RetrievalError)
     def index_problem(_: Request, error: Exception) -> Response:
         LOG.warning("%s", error)
-        return problem(409, "the index cannot be read or changed now: what the server printed says why")
+        return problem(409, "the index cannot be read or changed now: see the server's log")
 
     @app.exception_handler(NearfarError)
     def for_the_operator(_: Request, error: Exception) -> Response:
-        """Its message says what to do to whoever runs the server, and may name files: it is not for visitors."""
+        """The message is for the operator and may name files, so visitors do not see it."""
         LOG.error("%s", error)
-        return problem(500, "this cannot be answered now: what the server printed says why")
+        return problem(500, "the request failed: see the server's log")
 
     @app.exception_handler(OSError)
     def system(_: Request, error: Exception) -> Response:
@@ -175,4 +170,4 @@ def _add_problems(app: FastAPI) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return problem(507, "the disk is full: nothing was changed")
         LOG.error("%s", error)
-        return problem(500, "a file could not be read or written: what the server printed says which")
+        return problem(500, "a file could not be read or written: see the server's log")

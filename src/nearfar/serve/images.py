@@ -1,4 +1,4 @@
-"""Pictures from strangers, looked at before they are decoded; and small pictures for the page."""
+"""Validation of uploaded pictures before they are decoded, and thumbnails."""
 
 import io
 from dataclasses import dataclass
@@ -9,66 +9,61 @@ from nearfar.imaging import BrokenImageError, Source
 from nearfar.imaging.decoding import broken_image_errors, decode, load_image, open_image, upright_size
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "BMP": "image/bmp", "GIF": "image/gif"}
-SIDES = (96, 192, 384)
-"""Pixels of the longer side of the small pictures there are."""
-MOST_SCANS = 100  # of a progressive JPEG. A file of a few megabytes can ask for thousands of passes over all pixels
-KEPT_SIDE = 1024  # pixels of the longer side of a picture that is added to the gallery
-QUALITY = 80  # of WebP
+MAX_SCANS = 100  # a progressive JPEG of a few megabytes can have thousands of scans, each a pass over all pixels
+STORED_SIDE = 1024  # pixels of the longer side of a picture that is added to the gallery
+WEBP_QUALITY = 80
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A picture that was sent: still encoded, its header found to be harmless."""
+    """An encoded picture whose header was checked."""
 
     content: bytes
     width: int
     height: int
 
 
-def checked(content: bytes, most_pixels: int) -> Upload:
-    """A picture in an allowed format and of a bearable size, or a `BrokenImageError` that says why not.
+def checked_upload(content: bytes, max_pixels: int) -> Upload:
+    """Check format and size by the header only, and raise `BrokenImageError` if the picture is refused.
 
-    What is refused is refused by its header. The formats are tried by what the bytes are, whatever the sender calls
-    them.
+    The format is detected from the bytes, not from the type that the client states.
     """
     if not content:
         raise BrokenImageError("the upload", "it is empty")
-    name = f"the upload ({len(content):,} bytes)"
-    with broken_image_errors(name):
+    upload = f"the upload ({len(content):,} bytes)"
+    with broken_image_errors(upload):
         Image.init()
-        opened = Image.open(io.BytesIO(content), formats=[one for one in FORMATS if one in Image.OPEN])
+        opened = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
         width, height = opened.size
         if width < 1 or height < 1:
-            raise BrokenImageError(name, "it has no pixels")
-        if width * height > most_pixels:
-            raise BrokenImageError(name, f"refused: {width} × {height} is over {most_pixels:,} pixels")
-        # In compressed data a byte FF is followed by 00, so this is a marker and nothing else.
-        if opened.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MOST_SCANS:
-            raise BrokenImageError(name, f"refused: it has more than {MOST_SCANS} scans")
-        return Upload(content, *upright_size(opened))  # last: Pillow decodes a PNG to see how it is turned
+            raise BrokenImageError(upload, "it has no pixels")
+        if width * height > max_pixels:
+            raise BrokenImageError(upload, f"too large: {width} × {height} is more than {max_pixels:,} pixels")
+        # Within compressed data, FF is always followed by 00, so FF DA can only be a scan marker.
+        if opened.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MAX_SCANS:
+            raise BrokenImageError(upload, f"refused: it has more than {MAX_SCANS} scans")
+        return Upload(content, *upright_size(opened))  # last, because Pillow decodes a PNG to read its orientation
 
 
 def thumbnail(source: Source, side: int) -> bytes:
-    """A picture of at most `side` pixels each way, as WebP; a smaller one stays as it is."""
+    """A WebP picture whose longer side has at most `side` pixels; smaller pictures are not enlarged."""
     opened = open_image(source)
     width, height = upright_size(opened)
     scale = min(1.0, side / max(width, height))
-    image = decode(opened, min(1.0, 2 * scale), source)  # twice too large, for a clean reduction
+    image = decode(opened, min(1.0, 2 * scale), source)  # twice the final size, for a clean reduction
     size = max(1, round(width * scale)), max(1, round(height * scale))
     if image.size != size:
         image = image.resize(size, Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    image.save(file, "WEBP", quality=QUALITY, lossless=max(size) <= 64)  # small ones have no pixel to lose
+    image.save(file, "WEBP", quality=WEBP_QUALITY, lossless=max(size) <= 64)
     return file.getvalue()
 
 
-def to_keep(upload: Upload) -> bytes:
-    """The picture as a PNG file of nothing but its pixels: upright, RGB, no larger than any network looks at. What
-    else was in the file, such as where it was taken, is left behind.
-    """
+def stored_png(upload: Upload) -> bytes:
+    """The upright RGB pixels as a PNG file, reduced to `STORED_SIDE`, without metadata such as the location."""
     image = load_image(upload.content)
-    if max(image.size) > KEPT_SIDE:
-        image.thumbnail((KEPT_SIDE, KEPT_SIDE), Image.Resampling.LANCZOS)
+    if max(image.size) > STORED_SIDE:
+        image.thumbnail((STORED_SIDE, STORED_SIDE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     Image.frombytes("RGB", image.size, image.tobytes()).save(file, "PNG")
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""How much one client, and all of them together, may ask for."""
+"""Limits on uploads, request rates and concurrent work."""
 
 import ipaddress
 import time
@@ -13,23 +13,23 @@ import anyio.to_thread
 
 from nearfar.errors import NearfarError
 
-CLIENTS = 10_000  # that are remembered; the longest silent is forgotten first
+MAX_CLIENTS = 10_000  # with a bucket; the least recently active is dropped first
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused.
+    """The limits on requests.
 
     Attributes:
-        upload_bytes: of one picture.
-        upload_pixels: width times height.
-        upload_seconds: in which a picture must have arrived.
-        rate: requests a second from one address, in the long run; a picture sent counts as ten. None: without limit.
-        burst: of them at once.
-        at_work: requests that compute at the same time.
-        waiting: requests that wait for their turn; those beyond are told to come back.
+        upload_bytes: the largest size of an uploaded picture.
+        upload_pixels: its largest width times height.
+        upload_seconds: the time within which it must arrive.
+        rate: sustained requests per second from one address, an upload counting as ten; None is unlimited.
+        burst: requests from one address at once.
+        max_running: requests that compute at the same time.
+        max_waiting: requests that wait for their turn; further ones are refused.
     """
 
     upload_bytes: int = 20_000_000
@@ -37,12 +37,12 @@ class Limits:
     upload_seconds: float = 30.0
     rate: float | None = 100.0
     burst: int = 500
-    at_work: int = 2
-    waiting: int = 200
+    max_running: int = 2
+    max_waiting: int = 200
 
 
 class RateLimit:
-    """A bucket of tokens for every client, filled at a steady rate.
+    """A token bucket for every client.
 
     >>> now = [0.0]
     >>> limit = RateLimit(per_second=2, burst=3, clock=lambda: now[0])
@@ -56,23 +56,23 @@ class RateLimit:
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic):
         self.per_second, self.burst = per_second, burst
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and when that was
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, time of the last request
 
     def wait(self, client: str, cost: float = 1.0) -> float:
-        """Take tokens, and return 0; or, where too few are left, how many seconds it takes until there are enough."""
+        """Take tokens and return 0; if there are too few, return the seconds until there are enough."""
         now, key = self._clock(), _network(client)
-        left, then = self._buckets.pop(key, (float(self.burst), now))
-        left = min(float(self.burst), left + (now - then) * self.per_second)
-        cost = min(cost, float(self.burst))  # what costs more than a full bucket would never be allowed
-        lacking = max(0.0, cost - left)
-        self._buckets[key] = (left if lacking else left - cost), now
-        if len(self._buckets) > CLIENTS:
+        left, last = self._buckets.pop(key, (float(self.burst), now))
+        left = min(float(self.burst), left + (now - last) * self.per_second)
+        cost = min(cost, float(self.burst))  # a request above a full bucket would never be allowed
+        missing = max(0.0, cost - left)
+        self._buckets[key] = (left if missing else left - cost), now
+        if len(self._buckets) > MAX_CLIENTS:
             self._buckets.popitem(last=False)
-        return lacking / self.per_second
+        return missing / self.per_second
 
 
 def _network(client: str) -> str:
-    """Whom a limit is for: an IPv4 address; of IPv6 the network, since one machine has all of its addresses.
+    """The key of a client: its IPv4 address, or its IPv6 /64 network, all of which one machine can use.
 
     >>> _network("2001:db8::1:2:3:4") == _network("2001:db8::5:6:7:8")
     True
@@ -91,19 +91,19 @@ class BusyError(NearfarError, RuntimeError):
 
 
 class Slots:
-    """Threads for what computes: so many at once, so many waiting, and no more."""
+    """Threads for computations, with limits on running and waiting requests."""
 
-    def __init__(self, at_work: int, waiting: int):
-        self._limiter = anyio.CapacityLimiter(at_work)
-        self._room = at_work + waiting
-        self._inside = 0
+    def __init__(self, max_running: int, max_waiting: int):
+        self._limiter = anyio.CapacityLimiter(max_running)
+        self._capacity = max_running + max_waiting
+        self._requests = 0
 
     async def run(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call a function in a thread. Raises `BusyError` where too many wait already."""
-        if self._inside >= self._room:
+        """Call a function in a thread. Raises `BusyError` if too many requests wait already."""
+        if self._requests >= self._capacity:
             raise BusyError
-        self._inside += 1
+        self._requests += 1
         try:
             return await anyio.to_thread.run_sync(partial(function, *args, **options), limiter=self._limiter)
         finally:
-            self._inside -= 1
+            self._requests -= 1

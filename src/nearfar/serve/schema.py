@@ -1,4 +1,4 @@
-"""What the API answers."""
+"""The responses of the API."""
 
 from typing import Annotated, Literal
 
@@ -6,20 +6,20 @@ from fastapi import Path, Query
 from pydantic import BaseModel, Field
 
 RunKey = Annotated[Literal["a", "b"], Path(description="a: the first run of the command line; b: the second.")]
-ItemKey = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Of an image of the gallery.")]
-Count = Annotated[int, Query(ge=1, le=100, description="How many neighbours.")]
-Side = Annotated[Literal["96", "192", "384"], Query(description="Pixels of the longer side, at most.")]
+ItemKey = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The key of an image of the gallery.")]
+Count = Annotated[int, Query(ge=1, le=100, description="The number of neighbours.")]
+Side = Annotated[Literal["96", "192", "384"], Query(description="The largest number of pixels of the longer side.")]
 LABEL_LENGTH = 200
 
 
 class Problem(BaseModel):
-    """What went wrong, and what to do."""
+    """An error, and what to do about it."""
 
     detail: str
 
 
 class Metrics(BaseModel):
-    """What the run measured on its test classes."""
+    """The metrics of a run on its test rows."""
 
     recall_at_1: float | None = None
     map_at_r: float | None = None
@@ -36,13 +36,13 @@ class RunState(BaseModel):
     classes: int
     dimension: int
     index: str = Field(description="exact, hnsw or ivfpq")
-    threshold: float | None = Field(description="From which similarity on two images count as the same.")
-    threshold_precision: float | None = Field(description="Of the pairs it accepts, as measured on test classes.")
+    threshold: float | None = Field(description="The similarity from which two images count as the same class.")
+    threshold_precision: float | None = Field(description="The threshold's precision on pairs of the test classes.")
     metrics: Metrics
 
 
 class UploadLimits(BaseModel):
-    """What may be sent."""
+    """The limits on uploads."""
 
     bytes: int
     pixels: int
@@ -50,12 +50,12 @@ class UploadLimits(BaseModel):
 
 
 class State(BaseModel):
-    """What is served, and what is allowed."""
+    """The served runs and the limits."""
 
     version: str
     runs: list[RunState]
     limits: UploadLimits
-    writable: bool = Field(description="Whether images can be added and taken away, with the token.")
+    writable: bool = Field(description="Whether images can be added and removed, with the token.")
 
 
 class Item(BaseModel):
@@ -63,63 +63,63 @@ class Item(BaseModel):
 
     item: str
     label: str | None
-    name: str = Field(description="The name of its file, without where it is; or its row.")
+    name: str = Field(description="Its file name without folders, or its row.")
 
 
 class Neighbour(Item):
-    """An image that was found."""
+    """A neighbour of a query."""
 
     similarity: float
-    match: bool | None = Field(description="Whether it reaches the calibrated threshold; none if there is none.")
+    match: bool | None = Field(description="Whether it reaches the calibrated threshold; null without one.")
 
 
-class Found(BaseModel):
+class Neighbours(BaseModel):
     """The nearest images of a query, the most similar first."""
 
     run: Literal["a", "b"]
-    query: Item | None = Field(description="Where it is an image of a gallery.")
+    query: Item | None = Field(description="The query, if it is an image of a gallery.")
     neighbours: list[Neighbour]
     threshold: float | None
-    model_ms: float = Field(description="That the network took; zero where the embedding was there.")
+    model_ms: float = Field(description="Time of the network; zero if the embedding was in the index.")
     search_ms: float
 
 
-class Promise(BaseModel):
-    """What is expected of new classes; intervals hold for 90 % of galleries of so many classes."""
+class OpenSetCalibration(BaseModel):
+    """Expected error rates on new classes. Intervals cover 90 % of galleries with this number of classes."""
 
-    rule: Literal["template", "nearest"] = Field(description="Classes are the mean of their images, or the nearest.")
-    threshold: float = Field(description="similarity - runner_up_similarity / 2, from which on a class is named.")
-    wished: float = Field(description="The false accept rate that was asked for.")
-    far: float = Field(description="Pictures of other things that are taken for an enrolled class.")
+    rule: Literal["template", "nearest"] = Field(description="Compare with the mean of a class, or its nearest image.")
+    threshold: float = Field(description="A class is named if similarity - runner_up_similarity / 2 reaches this.")
+    wished: float = Field(description="The requested false accept rate.")
+    far: float = Field(description="False accept rate: pictures of unknown classes that are named.")
     far_interval: tuple[float, float]
-    dir: float = Field(description="Pictures of enrolled classes that are named, and rightly.")
+    dir: float = Field(description="Detection and identification rate: pictures of enrolled classes named correctly.")
     dir_interval: tuple[float, float]
-    prior: float = Field(description="How likely a picture is of an enrolled class, for the probability.")
+    prior: float = Field(description="The assumed probability that a picture is of an enrolled class.")
     enrolled: int
-    rehearsed: int = Field(description="Classes that were enrolled where it was found out.")
-    classes: int = Field(description="Held-out classes that it rests on.")
+    rehearsed: int = Field(description="Classes enrolled in the calibration.")
+    classes: int = Field(description="Held-out classes used for the calibration.")
 
 
-class Identified(BaseModel):
-    """Which class of the gallery a picture is of, or none."""
+class Identification(BaseModel):
+    """The class of a picture, or none of the gallery's classes."""
 
     run: Literal["a", "b"]
     verdict: Literal["enrolled", "unsure", "none", "uncalibrated"] = Field(
-        description="unsure: the nearest is more probable than not, but too little for the false accept rate."
+        description="unsure: the nearest class is probably right, but below the threshold of the false accept rate."
     )
     who: str | None = Field(description="The class, if the verdict is enrolled.")
-    probability: float | None = Field(description="That the nearest class is right.")
+    probability: float | None = Field(description="The probability that the nearest class is right.")
     nearest: str
     similarity: float
     runner_up: str | None
     runner_up_similarity: float | None
-    classes: int = Field(description="Of the gallery.")
-    calibration: Promise | None
+    classes: int = Field(description="The number of classes of the gallery.")
+    calibration: OpenSetCalibration | None
     why_not: str | None = Field(description="Why it is not calibrated.")
 
 
 class Items(BaseModel):
-    """A part of the gallery."""
+    """A page of the gallery's images."""
 
     total: int
     offset: int
@@ -135,44 +135,44 @@ class ClassCount(BaseModel):
 
 
 class Classes(BaseModel):
-    """Classes whose names contain what was asked for."""
+    """A page of the classes whose names contain the requested text."""
 
     total: int
     offset: int
     classes: list[ClassCount]
 
 
-class Seen(Item):
-    """An image that a query of the evaluation found."""
+class RankedItem(Item):
+    """A neighbour of a test query."""
 
     similarity: float
     right: bool
 
 
 class WorstQuery(BaseModel):
-    """A query and what it found."""
+    """A query and its neighbours."""
 
     query: Item
-    margin: float = Field(description="Similarity of the nearest match less that of the nearest other image.")
-    found: list[Seen]
+    margin: float = Field(description="Similarity of the nearest match minus that of the nearest non-match.")
+    found: list[RankedItem]
 
 
 class ConfusedPair(BaseModel):
-    """Two classes taken for each other."""
+    """Two classes whose images are confused."""
 
     first: str
     second: str
-    mistaken: int = Field(description="Queries of either whose nearest image is of the other.")
-    queries: int = Field(description="Of either.")
-    query: Item = Field(description="Of the most confident mistake.")
+    mistaken: int = Field(description="Queries of one class whose nearest image is of the other.")
+    queries: int = Field(description="Queries of both classes.")
+    query: Item = Field(description="The query of the most confident mistake.")
     found: Item
     similarity: float
 
 
 class Mistakes(BaseModel):
-    """Images searched for among all others, as the run is measured."""
+    """The worst queries and confused classes, under the protocol of the run."""
 
-    evaluation: bool = Field(description="Whether these are the run's test images; else all that have a label.")
+    evaluation: bool = Field(description="Whether the queries are the run's test images; otherwise all with a label.")
     queries: int
     drawn: bool = Field(description="Whether the queries are a sample.")
     right: int = Field(description="Queries whose nearest image is of their class.")
@@ -181,42 +181,42 @@ class Mistakes(BaseModel):
 
 
 class Thresholds(BaseModel):
-    """What thresholds accept, from the lowest to the highest.
+    """The pairs and queries that each threshold accepts, from the lowest threshold to the highest.
 
-    Of pairs, precision is same / (same + other), and recall same / same[0].
+    The precision of pairs is same / (same + other), their recall same / same[0].
     """
 
-    evaluation: bool = Field(description="As of the mistakes.")
+    evaluation: bool = Field(description="As for mistakes.")
     at: list[float]
-    same: list[int] = Field(description="Pairs of one class that are at least so similar.")
-    other: list[int] = Field(description="Pairs of two classes that are.")
+    same: list[int] = Field(description="Pairs of the same class that reach the threshold.")
+    other: list[int] = Field(description="Pairs of different classes that reach the threshold.")
     queries: int
-    answered: list[int] = Field(description="Queries whose nearest image is at least so similar.")
-    right: list[int] = Field(description="Those of them whose nearest image is of their class.")
+    answered: list[int] = Field(description="Queries whose nearest image reaches the threshold.")
+    right: list[int] = Field(description="Answered queries whose nearest image is of their class.")
     calibrated: float | None
 
 
-class Map(BaseModel):
-    """A flat map of a sample of the gallery, x and y from 0 to 1."""
+class GalleryMap(BaseModel):
+    """A two-dimensional map of a sample of the gallery, x and y from 0 to 1."""
 
     method: str
     x: list[float]
     y: list[float]
     item: list[str]
-    label: list[int] = Field(description="Place in names.")
+    label: list[int] = Field(description="Position in names.")
     right: list[bool] = Field(description="Whether the nearest image is of the same class.")
     names: list[str]
 
 
-class Added(BaseModel):
+class AddedItem(BaseModel):
     """An image that was added."""
 
     added: Item
-    images: int = Field(description="In the gallery now.")
+    images: int = Field(description="Images in the gallery now.")
 
 
-class Removed(BaseModel):
-    """An image that was taken away."""
+class RemovedItem(BaseModel):
+    """An image that was removed."""
 
     removed: str
-    images: int = Field(description="In the gallery now.")
+    images: int = Field(description="Images in the gallery now.")

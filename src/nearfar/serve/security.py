@@ -1,11 +1,9 @@
-"""Who may ask, and what every answer says to the browser.
+"""Checks of requests, and the security headers of responses.
 
-- The Host header must be an address or a known name: a page elsewhere whose name is made to point here (DNS rebinding)
-  names itself there.
-- Pages elsewhere may neither send anything here nor show what is here.
-- Every answer forbids the browser to load anything from outside, to guess at types, to be framed, and to tell others
-  where it was.
-- Writing needs the token that the server printed when it started.
+- The Host header must be an IP address or a known name, against DNS rebinding.
+- Cross-origin requests are refused.
+- Every response forbids external resources, content sniffing, framing and referrers.
+- Changes need the token that the server prints when it starts.
 """
 
 import ipaddress
@@ -24,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nearfar.serve.limits import RateLimit
 
 LOG = logging.getLogger("nearfar.serve")
-UPLOAD_COST = 10  # of a request that sends something, in requests
+UPLOAD_COST = 10  # of a request with a body, in requests
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -41,12 +39,11 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses what must not come in, and puts the headers on what goes out.
+    """Middleware that refuses bad requests and adds the security headers to responses.
 
     Args:
-        app: what is guarded.
-        names: host names, besides addresses, under which browsers may reach the server.
-        rate: for each client; None for no limit.
+        names: host names that requests may use; IP addresses are always allowed.
+        rate: the limit for each client; None is unlimited.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str], rate: RateLimit | None):
@@ -57,16 +54,16 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no websockets here
+        if scope["type"] != "http":  # the application has no websockets
             await send({"type": "websocket.close", "code": 1000})
             return
 
-        began = False
+        started = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal began
+            nonlocal started
             if message["type"] == "http.response.start":
-                began = True
+                started = True
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
@@ -74,24 +71,20 @@ class Guard:
 
         try:
             await (self._refusal(scope) or self.app)(scope, receive, send_with_headers)
-        except Exception:  # a bug: it is printed here, and nothing of it is told
-            if began:
+        except Exception:  # a bug: its traceback is logged and not sent
+            if started:
                 raise
             LOG.exception("an error in %s %s", scope["method"], scope["path"])
-            await _refused(500, "something is wrong with the server: it printed what")(
-                scope, receive, send_with_headers
-            )
+            await _refused(500, "internal error: see the server's log")(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not known_host(host, self.names):
-            named = host.encode("ascii", "replace").decode()[:100]
-            return _refused(
-                421, f"this server is not known as {named!r}: use its address, or start it with --name {named}"
-            )
-        if _from_elsewhere(headers, host):
-            return _refused(403, "this is no request of the page of this server")
+            name = host.encode("ascii", "replace").decode()[:100]
+            return _refused(421, f"unknown host name {name!r}: use the IP address, or start with --name {name}")
+        if _is_cross_origin(headers, host):
+            return _refused(403, "cross-origin request refused")
         if self.rate is not None:
             cost = 1 if scope["method"] in ("GET", "HEAD", "OPTIONS") else UPLOAD_COST
             if wait := self.rate.wait((scope.get("client") or ("",))[0], cost):
@@ -100,7 +93,7 @@ class Guard:
 
 
 def known_host(header: str, names: Collection[str]) -> bool:
-    """Whether a Host header is an address, which no one else can have, or one of the names.
+    """Whether a Host header is an IP address or one of the names.
 
     >>> [known_host(h, {"localhost"}) for h in ("127.0.0.1:8000", "[::1]", "localhost:80", "evil.example", "a b", "")]
     [True, True, True, False, False, False]
@@ -116,9 +109,9 @@ def known_host(header: str, names: Collection[str]) -> bool:
     return True
 
 
-def _from_elsewhere(headers: Headers, host: str) -> bool:
-    """Whether a browser says that a page of another origin asks; following a link to the page is no such thing."""
-    if headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # another port is the same site to a browser
+def _is_cross_origin(headers: Headers, host: str) -> bool:
+    """Whether a page of another origin sent the request; following a link to the page is allowed."""
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # same-site includes other ports
         return headers.get("sec-fetch-mode") != "navigate"
     origin = headers.get("origin")
     if origin is None:
@@ -129,15 +122,15 @@ def _from_elsewhere(headers: Headers, host: str) -> bool:
         return True
 
 
-def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"detail": why}, status, headers)
+def _refused(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status, headers)
 
 
 class WriteAccess:
-    """The token for writes.
+    """Checks the write token.
 
     Args:
-        token: None where nothing may be written.
+        token: None forbids changes.
     """
 
     def __init__(self, token: str | None):
@@ -146,21 +139,24 @@ class WriteAccess:
 
     @property
     def possible(self) -> bool:
-        """Whether anyone may write."""
+        """Whether the server allows changes."""
         return self.token is not None
 
-    def check(self, given: HTTPAuthorizationCredentials | None, client: str) -> None:
-        """Raise unless the token is the right one."""
+    def check(self, credentials: HTTPAuthorizationCredentials | None, client: str) -> None:
+        """Raise unless the credentials hold the token."""
         if self.token is None:
-            raise HTTPException(403, "this server was started with --read-only: nothing can be changed")
-        if given is not None and secrets.compare_digest(given.credentials.encode(), self.token.encode()):
+            raise HTTPException(403, "the server was started with --read-only, so the gallery cannot be changed")
+        if credentials is None:
+            detail = "changes need the token that the server printed when it started"
+        elif secrets.compare_digest(credentials.credentials.encode(), self.token.encode()):
             return
-        if given is not None and (wait := self._failures.wait(client)):
+        elif wait := self._failures.wait(client):
             raise HTTPException(429, "too many wrong tokens: wait", {"Retry-After": str(math.ceil(wait))})
-        why = "changes need the token that the server printed when it started" if given is None else "a wrong token"
-        raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
+        else:
+            detail = "the token is wrong"
+        raise HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
 
 
 def new_token() -> str:
-    """A token that cannot be guessed: 192 bits."""
+    """A random token of 192 bits."""
     return secrets.token_urlsafe(24)

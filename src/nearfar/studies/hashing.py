@@ -21,14 +21,13 @@ from matplotlib.figure import Figure
 from nearfar.compare.ground import Ground
 from nearfar.compare.spaces import read_contestant
 from nearfar.data import Table
-from nearfar.evaluation import pack_bits, retrieval_metrics
 from nearfar.models.hashing import HashingPenalty
 from nearfar.report import style
 from nearfar.studies.heads import Embeddings, Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
 from nearfar.studies.sweep import Row, draw_lines, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import option
-from nearfar.training.measure import measure as measure_floats
+from nearfar.training.measure import measure as measure_embeddings
 from nearfar.training.options import ConfigError
 
 METRICS = ("map@r", "map", "recall@1")
@@ -60,16 +59,13 @@ class Options(HeadOptions):
 
 def of_codes(embeddings: Embeddings, table: Table) -> Measured:
     """Metrics of the signs of embeddings, by Hamming distance."""
-    there = table.labels >= 0
-    found = retrieval_metrics(
-        pack_bits(embeddings[there]), table.labels[there], (1,), similarity="hamming", progress=False
-    )
+    found = measure_embeddings(embeddings, table, (1,), binary=True)
     return {name: float(found[name]) for name in METRICS}
 
 
 def of_floats(embeddings: Embeddings, table: Table) -> Measured:
     """Metrics of the embeddings themselves, by their cosines."""
-    found = measure_floats(embeddings, table, (1,))
+    found = measure_embeddings(embeddings, table, (1,))
     return {name: float(found[name]) for name in METRICS}
 
 

@@ -69,9 +69,9 @@ def read_rows(
     found = survey(whole)
     found.check(whole, config.data.max_broken)
     if say is not None:
-        for line in found.told(whole, config.data.path):
+        for line in found.report(whole, config.data.path):
             say(line)
-    table = found.kept(whole)
+    table = found.readable_rows(whole)
     parts = split(table, replace(config.data, validation=0.0), config.seed)
     if parts.test is None:
         raise ConfigError(f"{table.name} has no test rows, on which a study measures")

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import nearfar.data
 from nearfar.data import Table
+from nearfar.data.opening import reopen
 from nearfar.foundation.durations import duration, read_seconds
 from nearfar.training.build import build_embedder
 from nearfar.training.candidates import features_alone, on_cached_features
@@ -81,7 +81,7 @@ class Budget:
 
     def fitted(self, config: TrainConfig, table: Table, display: Display) -> TrainConfig:
         """The configuration with everything chosen that decides how long training takes; what was given stays."""
-        elsewhere = None if config.data.test is None else nearfar.data.open(config.data.test)
+        elsewhere = None if config.data.test is None else reopen(config.data.test)
         parts, heads = (
             replace(split(table, config.data, config.seed, frozen=frozen), elsewhere=elsewhere)
             for frozen in (False, True)

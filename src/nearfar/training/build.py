@@ -72,10 +72,25 @@ def prepared(own: EvalTransform, data: DataConfig) -> EvalTransform:
 
 def build_loss(configured: tuple[LossConfig, ...], num_classes: int, embedding_size: int) -> nn.Module:
     """The loss, or the weighted sum of losses; class weights are drawn from torch's generator."""
+    if configured and all(is_penalty(loss) for loss in configured):
+        name = configured[0].name
+        raise ConfigError(f"{name} is a penalty, to be added to a loss: --loss 'ProxyAnchorLoss + 0.1 * {name}'")
     parts = [_build_one(loss, num_classes, embedding_size) for loss in configured]
     if len(parts) == 1 and configured[0].weight == 1:
         return parts[0]
     return SumLoss(parts, [loss.weight for loss in configured])
+
+
+def is_penalty(loss: LossConfig) -> bool:
+    """Whether it is a penalty of binary codes, and no loss by itself."""
+    return bool(loss_info(loss.name).level == "penalty")
+
+
+def check_penalties(config: TrainConfig) -> None:
+    """Refuse penalties of binary codes where there are none."""
+    found = [loss.name for loss in config.loss if is_penalty(loss)]
+    if found and config.model.head != "hash":
+        raise ConfigError(f"{found[0]} is a penalty of binary codes: it goes with --head hash, not {config.model.head}")
 
 
 def _build_one(loss: LossConfig, num_classes: int, embedding_size: int) -> nn.Module:

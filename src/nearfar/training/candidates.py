@@ -54,9 +54,11 @@ class Measured:
     labels: NDArray[np.int64]  # of the queries
 
     @classmethod
-    def of(cls, embeddings: Floats, table: Table, config: TrainConfig, world: World | None = None) -> "Measured":
+    def of(
+        cls, embeddings: Floats, table: Table, config: TrainConfig, world: World | None = None, *, binary: bool
+    ) -> "Measured":
         """Embeddings of a table's rows, measured as its splits and cameras say."""
-        found = measure(embeddings, table, config.evaluation.ks, per_query=True, world=world)
+        found = measure(embeddings, table, config.evaluation.ks, binary=binary, per_query=True, world=world)
         queries, labels = found.pop("per_query", {}), found.pop("query_labels", np.zeros(0, np.int64))
         numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
         return cls(numbers, queries, labels)

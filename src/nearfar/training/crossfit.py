@@ -64,7 +64,13 @@ def cross_fit(run: Run, prepared: Prepared, display: Display, world: World, dead
             looks.setdefault(name, []).append(embeddings)
     tables = [parts.holding_out(number).val for number in range(parts.folds)]
     measured = {
-        name: Measured.pooled([Measured.of(x, table, config) for x, table in zip(folds, tables, strict=True) if table])
+        name: Measured.pooled(
+            [
+                Measured.of(x, table, config, binary=prepared.embedder.binary and name != "features")
+                for x, table in zip(folds, tables, strict=True)
+                if table
+            ]
+        )
         for name, folds in looks.items()
     }
     metric = config.evaluation.metric

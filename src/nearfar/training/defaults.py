@@ -7,11 +7,10 @@ from typing import Any
 
 from nearfar.data import Table
 from nearfar.data.opening import EMBEDDED
-from nearfar.losses import list_losses
 from nearfar.models import Embedder, list_trunks
 from nearfar.training.config import LossConfig, ModelConfig, OptimiserConfig, SamplerConfig, ScheduleConfig, TrainConfig
 from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_all, with_arguments
-from nearfar.training.options import ConfigError
+from nearfar.training.options import ConfigError, loss_info
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"
 GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
@@ -115,8 +114,8 @@ def is_pretrained(backbone: str, weights: str) -> bool:
 
 def compares_samples(loss: LossConfig) -> bool:
     """Whether the loss needs several samples of a class in a batch."""
-    level = next(info.level for info in list_losses() if info.name == loss.name)
-    return level == "pair" or (level == "pair or class" and not loss.class_level)
+    level = loss_info(loss.name).level
+    return bool(level == "pair" or (level == "pair or class" and not loss.class_level))
 
 
 def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:

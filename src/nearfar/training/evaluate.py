@@ -50,10 +50,11 @@ def evaluate(
         model.preprocess = model.transform = prepared(model.preprocess, replace(DataConfig(), size=size))
     with progress_bar(progress, len(table)) as advance:
         embeddings = embed(model, table, config, advance=advance)
-    metrics = measure(embeddings, table, ks or config.evaluation.ks, ci=ci)
+    metrics = measure(embeddings, table, ks or config.evaluation.ks, binary=model.binary, ci=ci)
     if not metrics:
         raise ConfigError(f"{table.name}: no two rows have the same label, so there is nothing to find")
-    return {"data": table.name, "images": len(table), "notes": notes, **metrics}
+    compared_by = "hamming" if model.binary else "cosine"
+    return {"data": table.name, "images": len(table), "notes": notes, "compared_by": compared_by, **metrics}
 
 
 def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Table, tuple[str, ...]]:

@@ -22,11 +22,11 @@ from nearfar.training.learner import Learner
 from nearfar.training.measure import Floats, embed
 from nearfar.training.prepare import Prepared
 from nearfar.training.progress import Display, print_table
-from nearfar.training.runs import Run
+from nearfar.training.runs import COSINES, Run
 from nearfar.training.splits import Parts
 from nearfar.training.world import World
 
-SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map")
+SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "map", *COSINES)
 COLUMNS = {"features": "features", "start": "start", "trained": "after"}
 
 
@@ -56,6 +56,10 @@ class _Candidates:
         self.embedder.load_state_dict(self.states[name])
         return self.embedder.eval()
 
+    def binary(self, name: str) -> bool:
+        """Whether it gives codes; pretrained features never are."""
+        return name != "features" and self.embedder.binary
+
     def embed(self, name: str, table: Table, world: World, display: Display) -> Floats:
         """Embeddings of a table's rows."""
         config = self.config if name == "trained" else on_cached_features(self.config)
@@ -81,7 +85,7 @@ def finish(
         display.note(f"measuring on {len(table):,} images")
         for name in candidates.names:
             embeddings = candidates.embed(name, table, world, display)
-            measured[name] = Measured.of(embeddings, table, config, world)
+            measured[name] = Measured.of(embeddings, table, config, world, binary=candidates.binary(name))
             if name == kept:
                 shown = embeddings
     after = measured[kept].metrics if kept in measured else choice.metrics if choice is not None else {}
@@ -94,7 +98,7 @@ def finish(
             held_out,
             config.evaluation,
             parts.table.labels,
-            codes=model.settings.head == "hash",
+            codes=model.binary,
             test=(shown, parts.test.labels) if parts.test is not None else None,
             seed=config.seed,
         )
@@ -111,6 +115,7 @@ def finish(
             "after": dict(after),
             "candidates": {name: found.to_dict() for name, found in measured.items()},
             "kept": kept,
+            "compared_by": "hamming" if model.binary else "cosine",
             "held_out": values,
             "verdict": said,
             "gain": None if better is None else asdict(better),
@@ -165,7 +170,9 @@ def _chosen(
         return "trained", {}, None
     config, metric = candidates.config, candidates.config.evaluation.metric
     embeddings = {name: candidates.embed(name, parts.val, world, display) for name in candidates.names}
-    found = {name: Measured.of(x, parts.val, config, world) for name, x in embeddings.items()}
+    found = {
+        name: Measured.of(x, parts.val, config, world, binary=candidates.binary(name)) for name, x in embeddings.items()
+    }
     values = {name: float(own.metrics[metric]) for name, own in found.items() if metric in own.metrics}
     kept = "trained"
     if config.evaluation.keep == "best" and "trained" in values:
@@ -185,7 +192,8 @@ def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig
     try:
         from nearfar.report.run import write_run_report
 
-        write_run_report(run.folder, embeddings, table, seed=config.seed)
+        binary = run.metrics.get("compared_by") == "hamming"
+        write_run_report(run.folder, embeddings, table, binary=binary, seed=config.seed)
     except Exception as error:
         warnings.warn(
             f"the run is whole, but its report could not be written: {error!r}. To try again: "
@@ -217,7 +225,10 @@ def report(run: Run) -> None:
         for name, own in found.items()
     }
     if columns:
-        print_table(f"{classes} of {name} ({metrics['measured_on']}), with 95 % intervals over these classes", columns)
+        how = ", codes by Hamming distance" if metrics.get("compared_by") == "hamming" else ""
+        print_table(
+            f"{classes} of {name} ({metrics['measured_on']}){how}, with 95 % intervals over these classes", columns
+        )
     elif after:
         print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
     else:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import nearfar.data
 from nearfar.data import SPLITS, Table
+from nearfar.data.default_splits import halves_note
 from nearfar.data.opening import reopen
-from nearfar.data.splits import halves_note
 from nearfar.data.survey import Survey, row_name, survey
 from nearfar.foundation.files import write_rows
 from nearfar.training.config import DataConfig
@@ -241,7 +241,7 @@ def with_test_data(parts: Parts, kept: KeptSplit, data: DataConfig) -> Parts:
     """With the rows of the data that the configuration names to test on, if it does."""
     if data.test is None:
         return parts
-    rows, notes = unseen_rows(data.test, kept, data.max_broken)
+    rows, notes = unseen_rows(reopen(data.test), kept, data.max_broken)
     if (rows.images is None) != (parts.table.images is None):
         raise RunError(f"{data.path} and --test {data.test} must both be images, or both features")
     note = f"tested on {data.test}: {len(rows):,} images of {rows.num_classes:,} classes"
@@ -262,7 +262,7 @@ def unseen_rows(
     rows = table.select(found.readable & ~seen)
     if not len(rows):
         raise ConfigError(f"{table.name} has no image that was not trained on: nothing can be measured")
-    left_out = ["\n".join(found.told(table))] if found.broken else []
+    left_out = ["\n".join(found.report(table))] if found.broken else []
     return rows, (*left_out, *told)
 
 
@@ -283,6 +283,6 @@ def _made_anew(run: Run, advance: Callable[[int], None] | None) -> Parts:
     config = run.config
     table = reopen(config.data.path, config.data.layout)
     numbered = replace(table, columns={**table.columns, ROW: np.arange(len(table))})
-    readable = survey(table, advance).kept(numbered)
+    readable = survey(table, advance).readable_rows(numbered)
     parts = split(readable, config.data, config.seed, frozen=config.model.freeze)
     return replace(parts, notes=(*parts.notes, BEFORE))

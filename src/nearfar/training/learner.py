@@ -137,7 +137,7 @@ class Learner(LightningModule):
         """The loss of a batch."""
         self.observer.before_step(self)
         _seed_step(self.config.seed, self.done, self.global_rank, self.device)
-        if self.embedder.settings.head == "hash":
+        if self.embedder.binary:
             self.embedder.set_progress(self.done / self.total_steps)
         if self._whole_step is not None:
             self.optimiser.zero_grad()

@@ -13,11 +13,13 @@ from torch.nn import functional
 from nearfar.data import SPLITS, Table
 from nearfar.evaluation import (
     distributed_retrieval_metrics,
+    pack_bits,
     pair_scores,
     retrieval_metrics,
     verification_metrics,
 )
 from nearfar.evaluation.class_means import intervals
+from nearfar.evaluation.hamming import on_grid, signs
 from nearfar.models import Embedder
 from nearfar.models.extraction import gathered
 from nearfar.training.config import TrainConfig
@@ -88,28 +90,35 @@ def measure(
     table: Table,
     ks: tuple[int, ...],
     *,
+    binary: bool = False,
     ci: bool = False,
     per_query: bool = False,
     world: World | None = None,
 ) -> dict[str, Any]:
     """Metrics of embeddings of a table's rows. In a world, every process has all of them, and searches for its part.
 
+    Binary embeddings are measured as an index searches them: their codes, by Hamming distance. What the cosines of the
+    numbers behind the codes would give stands beside it, as "cosine recall@1" and the like.
+
     Queries search the gallery where the table has them, with cameras where it knows them; else every row searches all
     others. Lists of pairs add "NAME accuracy" and the like.
 
     Args:
+        binary: whether the signs are what counts, as `Embedder.binary` says.
         ci: add intervals, over classes: what is drawn at random are classes, whose queries resemble each other.
         per_query: add the values of every query as "per_query", and the labels of the queries as "query_labels".
     """
     result: dict[str, Any] = {}
+    cosines = numbers(measure(embeddings, table, ks, world=world)) if binary else {}
+    embeddings = signs(embeddings) if binary else embeddings
     there: NDArray[np.bool_] = np.asarray(~np.isnan(embeddings).any(1))
     if {"query", "gallery"} <= set(table.split_names):
-        result = _query_gallery(embeddings, table, there, ks, _search(world))
+        result = _query_gallery(embeddings, table, there, ks, search_for(binary, world))
         result["query_labels"] = table.labels[there & (table.split_ids == SPLITS.index("query"))]
     else:
         labelled = there & (table.labels >= 0)
         if len(np.unique(table.labels[labelled])) < np.count_nonzero(labelled):  # someone has a match
-            search = _search(world)
+            search = search_for(binary, world)
             result = search(embeddings[labelled], table.labels[labelled], ks, per_query=True, progress=False)
             result["query_labels"] = table.labels[labelled]
     if ci and result:
@@ -122,15 +131,25 @@ def measure(
         if pairs.of == "row" and len(pairs):
             both = there[pairs.first] & there[pairs.second]
             scores = pair_scores(embeddings, np.stack([pairs.first, pairs.second], 1)[both])
+            if binary:
+                scores = on_grid(scores, embeddings.shape[1])
             found = verification_metrics(scores, pairs.same[both])
             result |= {f"{name} {metric}": value for metric, value in found.items() if isinstance(value, float)}
-    return result
+    return result | {f"cosine {name}": value for name, value in cosines.items() if isinstance(value, float)}
 
 
-def _search(world: World | None) -> Callable[..., dict[str, Any]]:
+def search_for(binary: bool, world: World | None = None) -> Callable[..., dict[str, Any]]:
+    """`retrieval_metrics`, of binary embeddings by Hamming distance; in a world, with the queries shared out."""
+    if binary:  # codes are so small that every process searches all of them
+        return _search_codes
     if world is None or world.size == 1:
         return retrieval_metrics
     return partial(distributed_retrieval_metrics, holds="all")
+
+
+def _search_codes(queries: Floats, *others: Any, gallery: Floats | None = None, **options: Any) -> dict[str, Any]:
+    codes = None if gallery is None else pack_bits(gallery)
+    return retrieval_metrics(pack_bits(queries), *others, gallery=codes, similarity="hamming", **options)
 
 
 def _query_gallery(

@@ -24,7 +24,8 @@ def is_free(loss: nn.Module) -> bool:
 def set_norms(embedder: Embedder, loss: nn.Module, model: ModelConfig) -> None:
     """Have the embedder give, and every part of the loss see, what the configuration says."""
     parts = list(_summands(loss))
-    embedder.free_norm = model.normalise == "never" or (model.normalise == "auto" and any(map(is_free, parts)))
+    free = model.normalise == "never" or (model.normalise == "auto" and any(map(is_free, parts)))
+    embedder.free_norm = free and not embedder.binary  # the norm of codes is the head's own
     for part in parts:
         _see_unit_vectors(part, embedder.free_norm and model.normalise == "auto" and not is_free(part))
 

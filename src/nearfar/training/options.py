@@ -193,10 +193,10 @@ def _checked(loss: LossConfig) -> LossConfig:
 
 
 def loss_info(name: str) -> Any:
-    """What the registry knows of a loss."""
-    from nearfar.losses import list_losses
+    """What the registry knows of a loss, or of a penalty."""
+    from nearfar.losses import list_losses, list_penalties
 
-    known = {info.name: info for info in list_losses()}
+    known = {info.name: info for info in (*list_losses(), *list_penalties())}
     if name not in known:
         meant = name if closest(name, known) else f"{name}Loss"
         raise ConfigError(f"there is no loss {name}: {suggestion(meant, known, 'nearfar losses lists them')}")

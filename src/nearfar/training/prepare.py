@@ -9,7 +9,7 @@ from torch import nn
 from nearfar.data import Loader, Table
 from nearfar.data.opening import reopen
 from nearfar.models import Embedder
-from nearfar.training.build import build_embedder, build_loss
+from nearfar.training.build import build_embedder, build_loss, check_penalties
 from nearfar.training.checks import check_batches, check_metric, check_parameters
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import FeatureLoader, make_loader, make_sampler
@@ -127,6 +127,7 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
     if config.chunk is not None and config.select is None:
         check_batch_norm(embedder.train())
     config = with_images_of(config, embedder)
+    check_penalties(config)
     loss = build_loss(config.loss, parts.train.num_classes, embedder.dimension)
     check_batches(sampler, parts.train.labels, loss)
     check_parameters(loss, make_optimisation(config, embedder, loss, total)[0])

@@ -29,6 +29,6 @@ def readable(
     with display.looking("reading every image once", len(table)) as advance:
         found = survey(table, advance)
     found.check(table, max_broken)
-    for line in found.told(table, data):
+    for line in found.report(table, data):
         display.note(line)
-    return found.kept(table), found
+    return found.readable_rows(table), found

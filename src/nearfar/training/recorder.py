@@ -215,7 +215,8 @@ class Recorder:
         embeddings = embed(learner.embedder, table, self.config, self.world)
         if np.isnan(embeddings).all():
             raise learner.not_finite("the embeddings are not numbers", learner.done)
-        return measure(embeddings, table, self.config.evaluation.ks, world=self.world)
+        binary = learner.embedder.binary
+        return measure(embeddings, table, self.config.evaluation.ks, binary=binary, world=self.world)
 
     def _consult(self, learner: Learner, step: Step) -> None:
         """Warn, once each, of what the batch doctor sees in the last batch."""

@@ -41,7 +41,9 @@ from nearfar.training.exhausted import out_of_memory
 from nearfar.training.options import ConfigError, read_yaml, to_yaml
 from nearfar.training.shards import Shard, save_shards
 
-COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", "recall@1", "map@r", "test recall@1", "test map@r")
+COSINES = ("cosine recall@1", "cosine map@r")  # of the numbers behind binary codes
+MEASURED = ("recall@1", "map@r", *COSINES, "test recall@1", "test map@r")
+COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", *MEASURED)
 
 
 class RunError(NearfarError, RuntimeError):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data import SPLITS, Table
-from nearfar.data.splits import halves_note, zero_shot
+from nearfar.data.default_splits import halves_note, zero_shot
 from nearfar.training.checks import check_classes
 from nearfar.training.config import DataConfig
 from nearfar.training.options import ConfigError

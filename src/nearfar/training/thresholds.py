@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.evaluation import calibrate_on_classes, measured_at
+from nearfar.evaluation.hamming import signs
 from nearfar.training.config import EvaluationConfig
 from nearfar.training.held_out import HeldOut
 
@@ -50,7 +51,7 @@ def calibrated(
     """
     unseen = None if test is None else max(2, len(np.unique(test[1][test[1] >= 0])))
     found = calibrate_on_classes(
-        _compared(held_out.embeddings, codes),
+        signs(held_out.embeddings) if codes else held_out.embeddings,
         held_out.labels,
         fold=held_out.fold,
         far=far,
@@ -61,7 +62,8 @@ def calibrated(
     )
     result = found.to_dict()
     if test is not None:
-        measured = measured_at(found.threshold, _compared(test[0], codes), test[1], share=share, seed=seed)
+        compared = signs(test[0]) if codes else test[0]
+        measured = measured_at(found.threshold, compared, test[1], share=share, seed=seed)
         result["measured"] = measured.to_dict()
     return result
 
@@ -126,14 +128,6 @@ def _kept(threshold: Mapping[str, Any]) -> bool:
     if measured is None:
         return True
     return bool(measured[1] >= threshold["wished"] if target == "precision" else measured[0] <= threshold["wished"])
-
-
-def _compared(embeddings: NDArray[np.float32], codes: bool) -> NDArray[Any]:
-    if not codes:
-        return embeddings
-    signs = np.where(embeddings > 0, np.float32(1), np.float32(-1))
-    signs[np.isnan(embeddings)] = np.nan
-    return signs
 
 
 def _share(found: Mapping[str, Any], name: str) -> str:

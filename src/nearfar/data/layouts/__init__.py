@@ -1,4 +1,4 @@
-"""How data sets lie on disk. Each layout says whether a path is one of its kind, and reads it into a `Table`."""
+"""Layouts of data sets on disk. Each recognises its data sets and reads them into a `Table`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from nearfar.data.tables import Table
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to lay out a data set: `recognise` looks at few files, `read` reads the lists but decodes no image."""
+    """A layout. `recognise` checks a few files; `read` reads the lists but decodes no images."""
 
     name: str
     recognise: Callable[[Path], bool]
     read: Callable[[Path], Table]
 
 
-# Tried in this order: what has a distinctive file first, bare folders of images last.
+# In the order in which they are tried: distinctive files first, plain folders of images last.
 LAYOUTS = (
     Layout("cub", cub.recognise, cub.read),
     Layout("cars", cars.recognise, cars.read),

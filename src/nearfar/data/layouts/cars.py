@@ -1,4 +1,4 @@
-"""Cars196, in both packagings: car_ims/ with cars_annos.mat, or cars_train/, cars_test/ and devkit/."""
+"""Cars196, as car_ims/ with cars_annos.mat, or as cars_train/, cars_test/ and devkit/."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, first_existing, inside
+from nearfar.data.parsing import LayoutError, first_existing, inside
 from nearfar.data.tables import SPLITS, Table, number_classes
 from nearfar.errors import MissingPackageError
 
@@ -17,13 +17,13 @@ TRAIN = ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
 TEST = (
     "cars_test_annos_withlabels.mat",
     "devkit/cars_test_annos_withlabels.mat",
-    "devkit/cars_test_annos_withlabels (1).mat",  # what a browser makes of the usual source
+    "devkit/cars_test_annos_withlabels (1).mat",  # the name of a repeated download
 )
 META = ("devkit/cars_meta.mat", "cars_meta.mat")
 
 
 def recognise(root: Path) -> bool:
-    """The annotations of either packaging."""
+    """Whether the annotations of either packaging exist."""
     return root.joinpath(OLD).exists() or first_existing(root, TRAIN) is not None
 
 
@@ -36,14 +36,14 @@ def read(root: Path) -> Table:
         class_names = _load(root / OLD).get("class_names")
     else:
         names, values = [], []
-        for where, folder in ((TRAIN, "cars_train"), (TEST, "cars_test")):
-            found = first_existing(root, where)
-            if found is None:
+        for annotations, folder in ((TRAIN, "cars_train"), (TEST, "cars_test")):
+            file = first_existing(root, annotations)
+            if file is None:
                 raise LayoutError(
-                    f"{root} has no {where[0]}: the standard protocol uses the images of both original splits, "
-                    "with their labels"
+                    f"{root} has no {annotations[0]}: the standard protocol uses the images and labels of both "
+                    "original splits"
                 )
-            for name, value in _annotations(root / found, "fname"):
+            for name, value in _annotations(root / file, "fname"):
                 names.append(inside(root, name, _images(root, folder)))
                 values.append(value)
         meta = first_existing(root, META)
@@ -56,7 +56,7 @@ def read(root: Path) -> Table:
 
 
 def _images(root: Path, folder: str) -> str:
-    """Some archives hold cars_train/cars_train/."""
+    """The folder of images; some archives contain cars_train/cars_train/."""
     return f"{folder}/{folder}" if root.joinpath(folder, folder).is_dir() else folder
 
 
@@ -67,13 +67,13 @@ def _load(path: Path) -> Mapping[str, Any]:
         raise MissingPackageError("Cars196 keeps its labels in .mat files: pip install 'nearfar[data]'") from missing
     try:
         content: Mapping[str, Any] = loadmat(str(path))
-    except Exception as error:  # bad bytes may be anything to it
-        raise LayoutError(f"{path} is damaged or no .mat file: {error}") from error
+    except Exception as error:  # damaged files raise many types
+        raise LayoutError(f"{path} is not a valid .mat file: {error}") from error
     return content
 
 
 def _annotations(path: Path, name: str) -> list[tuple[str, int]]:
-    """The name and the class of every image."""
+    """The name and class of every image."""
     content = _load(path)
     try:
         return [(_text(row[name]), int(row["class"].squeeze())) for row in content["annotations"].ravel()]
@@ -82,5 +82,5 @@ def _annotations(path: Path, name: str) -> list[tuple[str, int]]:
 
 
 def _text(value: Any) -> str:
-    """MATLAB's strings come as arrays of arrays."""
+    """A string of MATLAB, which is read as nested arrays."""
     return str(np.asarray(value).squeeze().item() if np.asarray(value).dtype != object else _text(value.item()))

@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, inside, whole_number
+from nearfar.data.parsing import LayoutError, fields, inside, whole_number
 from nearfar.data.tables import SPLITS, Table, number_classes
 
 TRAIN_CLASSES = 100
 
 
 def recognise(root: Path) -> bool:
-    """The lists and the folder of images."""
+    """Whether the lists and the folder of images exist."""
     return all(root.joinpath(name).exists() for name in ("images.txt", "image_class_labels.txt", "images"))
 
 
 def read(root: Path) -> Table:
-    """Classes 1 to 100 are train, the others test; train_test_split.txt, of the classification task, is ignored."""
+    """Classes 1 to 100 are train, the others test. train_test_split.txt is for classification and ignored."""
     images = {number: inside(root, name, "images") for number, name, *_ in fields(root / "images.txt", 2)}
     listed = root / "image_class_labels.txt"
     label_of = {line[0]: whole_number(line[1], listed) for line in fields(listed, 2)}

@@ -1,6 +1,4 @@
-"""Image data sets of Hugging Face on disk: saved by `save_to_disk` (Arrow files, memory-mapped), or downloaded from the
-hub (Parquet files by split).
-"""
+"""Hugging Face image data sets on disk: Arrow files of `save_to_disk`, or Parquet files of the hub."""
 
 import json
 import re
@@ -10,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.data.columns import Encoded
+from nearfar.data.default_splits import split_name
 from nearfar.data.layouts.tabular import COLUMNS, arrow_images, find_column, read_arrow_table, table_of
-from nearfar.data.lists import LayoutError, inside, read_json
-from nearfar.data.splits import split_name
+from nearfar.data.parsing import LayoutError, inside, read_json
 from nearfar.data.tables import SPLITS, Table
 from nearfar.errors import MissingPackageError
 
@@ -20,15 +18,15 @@ SHARD = re.compile(r"(?P<split>[A-Za-z]+)(-\d{5}-of-\d{5}.*)?\.parquet$")
 
 
 def recognise(root: Path) -> bool:
-    """What `save_to_disk` leaves, or Parquet files named by split."""
+    """Whether there are the files of `save_to_disk`, or Parquet files named by split."""
     return root.is_dir() and (
         root.joinpath("dataset_dict.json").exists() or root.joinpath("state.json").exists() or bool(_shards(root))
     )
 
 
 @dataclass(frozen=True)
-class Part:
-    """One split, or the whole: an Arrow table, its features, and the files it is mapped from, if it is."""
+class SavedSplit:
+    """A split, or a data set without splits: its Arrow table, features, and memory-mapped files."""
 
     split: str | None
     table: Any
@@ -37,8 +35,8 @@ class Part:
 
 
 def read(root: Path) -> Table:
-    """The image column is the one whose feature is an Image, else by its name; class names are those of a ClassLabel.
-    Without splits the classes are halved.
+    """The image column is the one with an Image feature, or is found by its name; class names come from a ClassLabel.
+    Without splits, half of the classes are train and half test.
     """
     if root.joinpath("dataset_dict.json").exists():
         names = read_json(root / "dataset_dict.json").get("splits")
@@ -47,38 +45,38 @@ def read(root: Path) -> Table:
         return _joined(root, [_saved(root / inside(root, name), name) for name in names])
     if root.joinpath("state.json").exists():
         return _joined(root, [_saved(root, None)])
-    return _joined(root, [Part(name, _read_shards(files)) for name, files in _shards(root).items()])
+    return _joined(root, [SavedSplit(name, _read_shards(files)) for name, files in _shards(root).items()])
 
 
 def _shards(root: Path) -> dict[str, list[Path]]:
-    """data/train-00000-of-00002.parquet …, by split."""
-    found: dict[str, list[Path]] = {}
+    """Files such as data/train-00000-of-00002.parquet, by split."""
+    shards: dict[str, list[Path]] = {}
     for folder in (root / "data", root):
         for path in sorted(folder.glob("*.parquet")):
             match = SHARD.match(path.name)
             split = split_name(match["split"]) if match else None
             if split is not None:
-                found.setdefault(split, []).append(path)
-    return {split: found[split] for split in SPLITS if split in found}
+                shards.setdefault(split, []).append(path)
+    return {split: shards[split] for split in SPLITS if split in shards}
 
 
 def _read_shards(files: Sequence[Path]) -> Any:
     return _concatenated([read_arrow_table(path) for path in files], files[0].parent)
 
 
-def _concatenated(tables: Sequence[Any], where: Path) -> Any:
+def _concatenated(tables: Sequence[Any], folder: Path) -> Any:
     import pyarrow as pa
 
     try:
         return pa.concat_tables(tables)
     except ValueError as error:
-        raise LayoutError(f"the files of {where} do not go together: {error}") from error
+        raise LayoutError(f"the files of {folder} have different columns: {error}") from error
 
 
-def _saved(folder: Path, split: str | None) -> Part:
+def _saved(folder: Path, split: str | None) -> SavedSplit:
     state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):
-        raise LayoutError(f"{folder} was saved with an index of chosen rows: call flatten_indices() before saving it")
+        raise LayoutError(f"{folder} was saved with an index of selected rows: call flatten_indices() before saving it")
     try:
         files = tuple(str(folder / inside(folder, file["filename"])) for file in state["_data_files"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -87,28 +85,28 @@ def _saved(folder: Path, split: str | None) -> Part:
         raise LayoutError(f"{folder / 'state.json'} lists no files")
     info = folder / "dataset_info.json"
     features = read_json(info).get("features") if info.exists() else {}
-    return Part(split, _mapped(files), features if isinstance(features, dict) else {}, files)
+    return SavedSplit(split, _mapped(files), features if isinstance(features, dict) else {}, files)
 
 
 def _mapped(files: Sequence[str]) -> Any:
-    """The table in Arrow files, which stay on disk."""
+    """The table of memory-mapped Arrow files."""
     try:
         import pyarrow as pa
     except ImportError as missing:
         raise MissingPackageError(
-            "Hugging Face data sets are read by pyarrow: pip install 'nearfar[data]'"
+            "reading Hugging Face data sets needs pyarrow: pip install 'nearfar[data]'"
         ) from missing
     tables = []
     for file in files:
         try:
             tables.append(pa.ipc.open_stream(pa.memory_map(file)).read_all())
         except (OSError, ValueError) as error:
-            raise LayoutError(f"{file} is damaged or no Arrow file: {error}") from error
+            raise LayoutError(f"{file} is not a valid Arrow file: {error}") from error
     return _concatenated([table.replace_schema_metadata(None) for table in tables], Path(files[0]).parent)
 
 
 class MappedImages(Sequence[bytes]):
-    """The bytes of an image column in Arrow files. Another process maps the files anew instead of being sent them."""
+    """The bytes of an image column in Arrow files. Pickling sends only the file names; the receiver maps them again."""
 
     def __init__(self, files: Sequence[str], column: str):
         self.files, self.column = tuple(files), column
@@ -134,9 +132,9 @@ def _of_type(features: Mapping[str, Any], kind: str) -> list[str]:
     return [name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind]
 
 
-def _joined(root: Path, parts: Sequence[Part]) -> Table:
-    """One table of all splits."""
-    features = parts[0].features or _features_within(parts[0].table)
+def _joined(root: Path, parts: Sequence[SavedSplit]) -> Table:
+    """The table of all splits."""
+    features = parts[0].features or _hub_features(parts[0].table)
     table = _concatenated([part.table.replace_schema_metadata(None) for part in parts], root)
     names_only = dict.fromkeys(table.column_names)
     image = next(iter(_of_type(features, "Image")), "") or find_column(names_only, "image", root)
@@ -153,8 +151,8 @@ def _joined(root: Path, parts: Sequence[Part]) -> Table:
     return table_of(root.name, images, columns, root, _splits(root, parts), class_names)
 
 
-def _features_within(table: Any) -> Mapping[str, Any]:
-    """What Parquet files of the hub say of their columns."""
+def _hub_features(table: Any) -> Mapping[str, Any]:
+    """The features in the metadata of the hub's Parquet files."""
     metadata = table.schema.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
@@ -163,13 +161,13 @@ def _features_within(table: Any) -> Mapping[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def _splits(root: Path, parts: Sequence[Part]) -> list[str] | None:
+def _splits(root: Path, parts: Sequence[SavedSplit]) -> list[str] | None:
     if parts[0].split is None:
         return None
     splits: list[str] = []
     for part in parts:
         known = split_name(str(part.split))
         if known is None:
-            raise LayoutError(f"{root} has a split {part.split!r}: it should be train, val, test, query or gallery")
+            raise LayoutError(f"{root} has a split {part.split!r}: it must be train, val, test, query or gallery")
         splits += [known] * part.table.num_rows
     return splits

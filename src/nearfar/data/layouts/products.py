@@ -1,25 +1,25 @@
-"""Online shops: Stanford Online Products, and DeepFashion In-Shop."""
+"""Product data sets: Stanford Online Products and DeepFashion In-Shop."""
 
 from pathlib import Path
 
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, inside, whole_number
-from nearfar.data.splits import split_name
+from nearfar.data.default_splits import split_name
+from nearfar.data.parsing import LayoutError, fields, first_existing, inside, whole_number
 from nearfar.data.tables import Table, number_classes, split_column
 
 PARTITION = ("Eval/list_eval_partition.txt", "list_eval_partition.txt", "Anno/list_eval_partition.txt")
 
 
 def recognise_sop(root: Path) -> bool:
-    """The two lists."""
+    """Whether both lists exist."""
     return root.joinpath("Ebay_train.txt").exists() and root.joinpath("Ebay_test.txt").exists()
 
 
 def read_sop(root: Path) -> Table:
-    """Ebay_train.txt and Ebay_test.txt: image_id class_id super_class_id path."""
-    names, values, above, splits = [], [], [], []
+    """Ebay_train.txt and Ebay_test.txt have lines `image_id class_id super_class_id path`."""
+    names, values, supers, splits = [], [], [], []
     for split in ("train", "test"):
         path = root / f"Ebay_{split}.txt"
         for _, label, kind, name, *_ in fields(path, 4):
@@ -27,12 +27,12 @@ def read_sop(root: Path) -> Table:
                 continue
             names.append(inside(root, name))
             values.append(whole_number(label, path))
-            above.append(whole_number(kind, path))
+            supers.append(whole_number(kind, path))
             splits.append(split)
     split_ids = split_column(splits)
     labels, label_names = number_classes(values, split_ids)
-    kinds, super_class = np.unique(above, return_inverse=True)
-    folder = {kind: name.partition("/")[0].removesuffix("_final") for kind, name in zip(above, names, strict=True)}
+    kinds, super_class = np.unique(supers, return_inverse=True)
+    folder = {kind: name.partition("/")[0].removesuffix("_final") for kind, name in zip(supers, names, strict=True)}
     return Table(
         "Stanford Online Products",
         labels,
@@ -45,22 +45,23 @@ def read_sop(root: Path) -> Table:
 
 
 def recognise_in_shop(root: Path) -> bool:
-    """The list of the evaluation."""
+    """Whether the list of the evaluation exists."""
     return first_existing(root, PARTITION) is not None
 
 
 def read_in_shop(root: Path) -> Table:
-    """list_eval_partition.txt: a count, a header, then image_name item_id evaluation_status."""
-    found = first_existing(root, PARTITION)
-    assert found is not None
+    """list_eval_partition.txt has a count, a header, and lines `image_name item_id evaluation_status`."""
+    partition = first_existing(root, PARTITION)
+    assert partition is not None
     folder = first_existing(root, ("Img/img", "img", "Img/img_highres", "img_highres"))
     if folder is None:
         raise LayoutError(f"{root} has no folder Img/img, img, Img/img_highres or img_highres")
-    rows = [row for row in fields(root / found, 1) if len(row) >= 3 and row[0] != "image_name"]
+    rows = [row for row in fields(root / partition, 1) if len(row) >= 3 and row[0] != "image_name"]
     names = [inside(root, name.removeprefix("img/"), folder) for name, *_ in rows]
     splits = [split_name(row[2]) for row in rows]
     if None in splits:
-        raise LayoutError(f"{root / found} has the status {rows[splits.index(None)][2]!r}: not train, query or gallery")
+        status = rows[splits.index(None)][2]
+        raise LayoutError(f"{root / partition} has the status {status!r}: it must be train, query or gallery")
     split_ids = split_column([split for split in splits if split is not None])
     labels, label_names = number_classes([row[1] for row in rows], split_ids)
     return Table("In-Shop", labels, label_names, split_ids, Files(root, names))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import LayoutError, fields, first_existing, inside, whole_number
+from nearfar.data.parsing import LayoutError, fields, first_existing, inside, whole_number
 from nearfar.data.tables import Table, number_classes, split_column
 from nearfar.imaging import images_below
 
@@ -17,13 +17,13 @@ MSMT17_LISTS = (("train", "train"), ("val", "train"), ("query", "test"), ("galle
 
 
 def recognise_market(root: Path) -> bool:
-    """The three folders."""
+    """Whether the three folders exist."""
     return all(root.joinpath(folder).is_dir() for folder in MARKET.values())
 
 
 def read_market(root: Path) -> Table:
-    """Names such as 0002_c1s1_000451_03.jpg: person, camera. Junk boxes (person -1) play no part in the protocol and
-    are left out; distractors (person 0000) stay in the gallery, as a class that no query has.
+    """Names such as 0002_c1s1_000451_03.jpg contain the person and the camera. Junk boxes (person -1) are left out, as
+    in the protocol; distractors (person 0000) are a class of the gallery without queries.
     """
     names, persons, cameras, splits = [], [], [], []
     junk = 0
@@ -41,7 +41,7 @@ def read_market(root: Path) -> Table:
             splits.append(split)
     split_ids = split_column(splits)
     labels, label_names = number_classes(persons, split_ids)
-    notes = (f"{junk:,} junk boxes (person -1) are left out, as the protocol has it",) if junk else ()
+    notes = (f"{junk:,} junk boxes (person -1) are left out, as in the protocol",) if junk else ()
     return Table(
         "Market-1501",
         labels,
@@ -54,36 +54,36 @@ def read_market(root: Path) -> Table:
 
 
 def recognise_msmt17(root: Path) -> bool:
-    """The lists, and the training folder of either version."""
+    """Whether the lists and the training folder of either version exist."""
     lists = all(root.joinpath(f"list_{name}.txt").exists() for name in ("train", "query", "gallery"))
     return lists and first_existing(root, MSMT17_FOLDERS["train"]) is not None
 
 
 def read_msmt17(root: Path) -> Table:
-    """list_{train,val,query,gallery}.txt: path person. The val list has the persons of train, so it is no zero-shot
-    validation: it counts as train, as in most papers. Persons of query and gallery, numbered from 0 again, are others.
+    """list_{train,val,query,gallery}.txt have lines `path person`. The val list has the persons of train, so it counts
+    as train, as in most papers. Query and gallery have other persons, numbered from 0 again.
     """
     folders = {}
-    for part, known in MSMT17_FOLDERS.items():
-        found = first_existing(root, known)
-        if found is None:
-            raise LayoutError(f"{root} has no folder {' or '.join(known)}")
-        folders[part] = found
+    for part, candidates in MSMT17_FOLDERS.items():
+        folder = first_existing(root, candidates)
+        if folder is None:
+            raise LayoutError(f"{root} has no folder {' or '.join(candidates)}")
+        folders[part] = folder
     names, persons, cameras, splits = [], [], [], []
     val = 0
-    for which, part in MSMT17_LISTS:
-        path = root / f"list_{which}.txt"
-        if which == "val" and not path.exists():
+    for split, part in MSMT17_LISTS:
+        path = root / f"list_{split}.txt"
+        if split == "val" and not path.exists():
             continue
         for name, person in (row[:2] for row in fields(path, 2)):
-            pieces = name.rpartition("/")[2].split("_")
-            if len(pieces) < 3 or not pieces[2].isdigit():
-                raise LayoutError(f"{path} names {name!r}, whose third field is no camera")
+            tokens = name.rpartition("/")[2].split("_")
+            if len(tokens) < 3 or not tokens[2].isdigit():
+                raise LayoutError(f"{path} names {name!r}, whose third field is not a camera")
             names.append(inside(root, name, folders[part]))
             persons.append(f"{part} {whole_number(person, path):04d}")
-            cameras.append(int(pieces[2]))
-            splits.append("train" if part == "train" else which)
-            val += which == "val"
+            cameras.append(int(tokens[2]))
+            splits.append("train" if part == "train" else split)
+            val += split == "val"
     split_ids = split_column(splits)
     labels, label_names = number_classes(persons, split_ids)
     version = "V2" if folders["train"].startswith("mask") else "V1"

@@ -1,4 +1,4 @@
-"""Tables of images: CSV with paths, Parquet with paths or encoded images."""
+"""CSV files with paths, and Parquet files with paths or encoded images."""
 
 import csv
 import dataclasses
@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.data.columns import Encoded, Files, Images
-from nearfar.data.lists import LayoutError, inside
-from nearfar.data.splits import halves_note, shared_classes, split_name, zero_shot
+from nearfar.data.default_splits import halves_note, shared_classes, split_name, zero_shot
+from nearfar.data.parsing import LayoutError, inside
 from nearfar.data.tables import Table, number_classes, split_column
 from nearfar.errors import MissingPackageError
 
-# What each column may be called; the first name found counts.
+# Accepted names of each column; the first that exists is used.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "path", "image_path", "file_name", "filename", "file", "img", "image_name", "bytes"),
     "label": ("label", "class", "class_name", "class_id", "identity", "person_id", "pid", "product_id", "item_id",
@@ -28,20 +28,20 @@ NO_LABEL = ("", "-1", "None", "nan")
 
 
 def recognise_csv(path: Path) -> bool:
-    """By its ending."""
+    """Whether the file name ends accordingly."""
     return path.suffix.lower() in (".csv", ".tsv")
 
 
 def recognise_parquet(path: Path) -> bool:
-    """By its ending."""
+    """Whether the file name ends accordingly."""
     return path.suffix.lower() in (".parquet", ".pq")
 
 
 def read_csv(path: Path) -> Table:
-    """A header, then a line per image: a path (relative to the file's folder), a label, and where known a split, a
-    camera and a super-class (`COLUMNS` has the names that are understood, in small or capital letters). Between the
-    fields are commas, semicolons or tabs, whichever the header has most of. Columns is_query and is_gallery, of 0 and 1
-    or false and true, divide what is not training.
+    """A header, then a line per image with a path (relative to the file's folder), a label, and optionally a split, a
+    camera and a super-class. `COLUMNS` has the accepted names, in any case. Fields are separated by commas, semicolons
+    or tabs, whichever the header has most of. Columns is_query and is_gallery (0 and 1, or false and true) divide the
+    rows that are not train.
     """
     header, rows = _read_fields(path)
     columns = {name: [row[i] for row in rows] for i, name in enumerate(header)}
@@ -53,7 +53,7 @@ def read_csv(path: Path) -> Table:
 
 
 def _read_fields(path: Path) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the lines that are not blank, all of them as long."""
+    """The names of the columns, and the lines that are not blank."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -64,7 +64,7 @@ def _read_fields(path: Path) -> tuple[list[str], list[list[str]]]:
             for row in filter(None, reader):
                 if len(row) != len(header):
                     line = reader.line_num
-                    raise LayoutError(f"line {line} of {path} has {len(row)} fields, the header {len(header)}")
+                    raise LayoutError(f"line {line} of {path} has {len(row)} fields, but the header has {len(header)}")
                 rows.append(row)
     except UnicodeDecodeError as error:
         raise LayoutError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
@@ -74,22 +74,22 @@ def _read_fields(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def read_parquet(path: Path) -> Table:
-    """As `read_csv`; images may also be encoded bytes, or records of bytes and path as Hugging Face writes them.
-    Encoded images are held in memory.
+    """The columns of `read_csv`; images may also be encoded bytes, or Hugging Face's records of bytes and path. Encoded
+    images are held in memory.
     """
     return _from_arrow(read_arrow_table(path), path.stem, path)
 
 
 def read_arrow_table(path: Path) -> Any:
-    """The whole file, by pyarrow."""
+    """The table of a Parquet file."""
     try:
         from pyarrow import parquet
     except ImportError as missing:
-        raise MissingPackageError("Parquet files are read by pyarrow: pip install 'nearfar[data]'") from missing
+        raise MissingPackageError("reading Parquet files needs pyarrow: pip install 'nearfar[data]'") from missing
     try:
         return parquet.read_table(path)
     except (OSError, ValueError) as error:
-        raise LayoutError(f"{path} is damaged or no Parquet file: {error}") from error
+        raise LayoutError(f"{path} is not a valid Parquet file: {error}") from error
 
 
 def _from_arrow(table: Any, name: str, path: Path) -> Table:
@@ -100,7 +100,7 @@ def _from_arrow(table: Any, name: str, path: Path) -> Table:
 
 
 def arrow_images(column: Any, root: Path) -> Images:
-    """A column of paths, of bytes, or of both."""
+    """The images of a column of paths, bytes, or records of both."""
     import pyarrow as pa
 
     if pa.types.is_struct(column.type) and {"bytes", "path"} <= {field.name for field in column.type}:
@@ -108,18 +108,18 @@ def arrow_images(column: Any, root: Path) -> Images:
         if data.null_count == 0:
             return Encoded(ArrowBytes(data))
         if data.null_count < len(data):
-            raise LayoutError("some images of the column are bytes and some are paths: they must be of one kind")
+            raise LayoutError("some images of the column are bytes and some are paths: use one kind for all")
         paths = [path for chunk in column.chunks for path in chunk.field("path").to_pylist()]
         return Files(root, [inside(root, path or "") for path in paths])
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         return Encoded(ArrowBytes(column))
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return Files(root, [inside(root, name or "") for name in column.to_pylist()])
-    raise LayoutError(f"a column of {column.type} holds no images: it must be paths or encoded images")
+    raise LayoutError(f"images cannot be read from a column of {column.type}: it must have paths or encoded images")
 
 
 class ArrowBytes(Sequence[bytes]):
-    """The cells of an Arrow column, each copied when it is asked for."""
+    """The cells of an Arrow column, copied on access."""
 
     def __init__(self, column: Any):
         self._column = column
@@ -133,14 +133,14 @@ class ArrowBytes(Sequence[bytes]):
 
 
 def find_column(columns: Mapping[str, Any], what: str, path: Path) -> str:
-    """The name of a column that must be there."""
-    found = next((name for name in COLUMNS[what] if name in columns), None)
-    if found is None:
+    """The name of a required column."""
+    name = next((name for name in COLUMNS[what] if name in columns), None)
+    if name is None:
         raise LayoutError(
-            f"{path} has the columns {', '.join(columns)}: none holds the {what} "
-            f"(it should be called {', '.join(COLUMNS[what][:4])}, ...)"
+            f"{path} has the columns {', '.join(columns)}, but none for the {what} "
+            f"(name it {', '.join(COLUMNS[what][:4])}, ...)"
         )
-    return found
+    return name
 
 
 def table_of(
@@ -151,41 +151,41 @@ def table_of(
     split: Sequence[str] | None = None,
     class_names: Sequence[str] = (),
 ) -> Table:
-    """A table of images with the columns that a file gives. `split`, if given, is the split of each row; `class_names`
-    are the names of labels that are numbers.
+    """A table of images and the columns of a file. `split` has the split of each row; `class_names` has the names of
+    numeric labels.
     """
     label = find_column(columns, "label", path)
     values = [str(value) for value in columns[label]]
-    given = split if split is not None else _given_split(columns, path)
-    split_ids = zero_shot(values, known=NO_LABEL) if given is None else split_column(given)
+    splits = split if split is not None else _read_splits(columns, path)
+    split_ids = zero_shot(values, known=NO_LABEL) if splits is None else split_column(splits)
     labels, label_names = number_classes(values, split_ids, unlabelled=NO_LABEL)
     if class_names:
         try:
             label_names = tuple(class_names[int(number)] for number in label_names)
         except (ValueError, IndexError) as error:
-            raise LayoutError(f"{path} has a label that is none of its {len(class_names)} classes: {error}") from error
+            raise LayoutError(f"{path} has a label outside of its {len(class_names)} classes: {error}") from error
     more: dict[str, npt.NDArray[np.int64]] = {}
     names: dict[str, tuple[str, ...]] = {}
     for what in ("camera", "super_class"):
-        found = next((known for known in COLUMNS[what] if known in columns and known != label), None)
-        if found is not None:
-            texts, numbers = np.unique([str(value) for value in columns[found]], return_inverse=True)
+        column = next((known for known in COLUMNS[what] if known in columns and known != label), None)
+        if column is not None:
+            texts, numbers = np.unique([str(value) for value in columns[column]], return_inverse=True)
             more[what], names[what] = numbers, tuple(texts.tolist())
     table = Table(name, labels, label_names, split_ids, images, more, names)
-    notes = [halves_note(table.num_classes)] if given is None else shared_classes(table)
+    notes = [halves_note(table.num_classes)] if splits is None else shared_classes(table)
     return dataclasses.replace(table, notes=tuple(notes))
 
 
-def _given_split(columns: Mapping[str, Sequence[Any]], path: Path) -> list[str] | None:
-    found = next((name for name in COLUMNS["split"] if name in columns), None)
-    if found is None:
+def _read_splits(columns: Mapping[str, Sequence[Any]], path: Path) -> list[str] | None:
+    column = next((name for name in COLUMNS["split"] if name in columns), None)
+    if column is None:
         return None
     splits = []
     flags = ("is_query" in columns, "is_gallery" in columns)
-    for row, value in enumerate(columns[found]):
+    for row, value in enumerate(columns[column]):
         split = split_name(str(value))
         if split is None:
-            raise LayoutError(f"{path} has the split {value!r}: it should be train, val, test, query or gallery")
+            raise LayoutError(f"{path} has the split {value!r}: it must be train, val, test, query or gallery")
         if all(flags) and split != "train":
             query, gallery = (_is_true(columns[name][row]) for name in ("is_query", "is_gallery"))
             split = "query" if query and not gallery else "gallery" if gallery and not query else split

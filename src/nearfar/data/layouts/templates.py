@@ -1,4 +1,4 @@
-"""Faces in sets: IJB-B and IJB-C templates, MegaFace distractors and FaceScrub probes."""
+"""Face identification: IJB-B and IJB-C templates, FaceScrub probes and MegaFace distractors."""
 
 import csv
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.data.columns import Files
-from nearfar.data.lists import (
+from nearfar.data.parsing import (
     LayoutError,
     fields,
     first_existing,
@@ -28,14 +28,15 @@ def _ijb_meta(root: Path) -> Path | None:
 
 
 def recognise_ijb(root: Path) -> bool:
-    """The list of templates and media."""
+    """Whether the list of templates and media exists."""
     return _ijb_meta(root) is not None
 
 
 def read_ijb(root: Path) -> Table:
-    """meta/*_face_tid_mid.txt: image, template, medium; *_template_pair_label.txt: template, template, same or not;
-    *_name_5pts_score.txt: image, five landmarks, detection score (columns `landmarks` (N, 5, 2) and `score`); images in
-    loose_crop/. Persons are known where the lists of the 1:N protocol (*_1N_gallery_G1.csv …) are there: column `role`.
+    """meta/*_face_tid_mid.txt has lines `image template medium`, *_template_pair_label.txt `template template same`,
+    *_name_5pts_score.txt `image landmarks score` (columns `landmarks` (N, 5, 2) and `score`). Images are in
+    loose_crop/. Persons, and the column `role`, come from the lists of the 1:N protocol (*_1N_gallery_G1.csv …), if
+    they exist.
     """
     faces = _ijb_meta(root)
     assert faces is not None
@@ -54,7 +55,7 @@ def read_ijb(root: Path) -> Table:
         try:
             values = np.array([row[1:12] for row in rows], np.float32)
         except ValueError as error:
-            raise LayoutError(f"{landmarks} has landmarks that are no numbers: {error}") from error
+            raise LayoutError(f"{landmarks} has landmarks that are not numbers: {error}") from error
         columns |= {"landmarks": values[:, :10].reshape(-1, 5, 2), "score": values[:, 10]}
     pairs = {}
     title = {"ijbb": "IJB-B", "ijbc": "IJB-C"}.get(prefix.lower(), prefix)
@@ -62,7 +63,7 @@ def read_ijb(root: Path) -> Table:
     if listed.exists():
         table = table_of_numbers(listed)
         if table.shape[1:] != (3,):
-            raise LayoutError(f"{listed} must have lines of two templates and whether they are the same")
+            raise LayoutError(f"{listed} must have lines of two templates and 1 (same) or 0")
         first, second, same = table.T
         pairs[title] = Pairs(first, second, same == 1, np.zeros(len(first), np.int64), of="template")
     subject, role = _one_to_n(faces.parent, prefix)
@@ -77,7 +78,7 @@ def read_ijb(root: Path) -> Table:
 
 
 def _one_to_n(meta: Path, prefix: str) -> tuple[dict[int, str], dict[int, int]]:
-    """Which person a template is of, and its role in 1:N identification. The lists begin TEMPLATE_ID,SUBJECT_ID."""
+    """The person of each template and its role in 1:N identification. The lists begin with TEMPLATE_ID,SUBJECT_ID."""
     subject: dict[int, str] = {}
     role: dict[int, int] = {}
     for number, name in ((1, "gallery_G1"), (2, "gallery_G2"), (3, "probe_mixed")):
@@ -92,7 +93,7 @@ def _one_to_n(meta: Path, prefix: str) -> tuple[dict[int, str], dict[int, int]]:
 
 
 def _megaface_lists(root: Path) -> tuple[Path, Path] | None:
-    """Probes and distractors: the lists of insightface's package, or those of the original development kit."""
+    """The lists of probes and distractors of insightface's package or of the original development kit."""
     if root.joinpath("facescrub_lst").exists() and root.joinpath("megaface_lst").exists():
         return root / "facescrub_lst", root / "megaface_lst"
     for folder in ("devkit/templatelists", "templatelists", ""):
@@ -104,34 +105,34 @@ def _megaface_lists(root: Path) -> tuple[Path, Path] | None:
 
 
 def _size(path: Path) -> tuple[int, str]:
-    """megaface_features_list.json_1000000_1: distractors, set."""
+    """The number of distractors in a name such as megaface_features_list.json_1000000_1."""
     size = path.name.rpartition("json_")[2].partition("_")[0]
     return int(size) if size.isdigit() else 0, path.name
 
 
 def recognise_megaface(root: Path) -> bool:
-    """The lists of probes and distractors."""
+    """Whether the lists of probes and distractors exist."""
     return _megaface_lists(root) is not None
 
 
 def read_megaface(root: Path) -> Table:
-    """FaceScrub images, by person, are the query; MegaFace distractors, of unknown persons (label -1), the gallery.
-    Each query image takes its turn as the mate of the others of its person.
+    """FaceScrub images are the query, MegaFace distractors of unknown persons (label -1) the gallery. Each query image
+    serves in turn as the mate of the other images of its person.
 
-    Column `noise` marks what insightface's lists of wrong images name (facescrub_noises.txt, megaface_noises.txt):
-    `table.select(~table.columns["noise"])` is the cleaned protocol. State which of the two a result is of.
+    The column `noise` marks the images in insightface's lists of wrong images (facescrub_noises.txt,
+    megaface_noises.txt); `table.select(~table.columns["noise"])` is the cleaned protocol. State which one you used.
     """
-    found = _megaface_lists(root)
-    assert found is not None
+    lists = _megaface_lists(root)
+    assert lists is not None
     folders = [first_existing(root, names) for names in (FACESCRUB, MEGAFACE)]
     if None in folders:
         raise LayoutError(f"{root} has no folder {' or '.join(FACESCRUB if folders[0] is None else MEGAFACE)}")
     names, people = [], []
-    for path, depth, folder in zip(found, (2, 3), folders, strict=True):
+    for path, depth, folder in zip(lists, (2, 3), folders, strict=True):
         for line in _listed(path):
-            kept = "/".join(line.split("/")[-depth:])  # the lists' own roots differ from copy to copy
-            names.append(inside(root, kept, folder or ""))
-            people.append(kept.partition("/")[0] if depth == 2 else "")
+            name = "/".join(line.split("/")[-depth:])  # without the root, which differs between copies
+            names.append(inside(root, name, folder or ""))
+            people.append(name.partition("/")[0] if depth == 2 else "")
     probe = np.array([person != "" for person in people], bool)
     split_ids = split_column(np.where(probe, "query", "gallery"))
     labels, label_names = number_classes(people, split_ids, unlabelled=("",))
@@ -139,11 +140,11 @@ def read_megaface(root: Path) -> Table:
     notes = []
     for file, depth, rows in (("facescrub_noises.txt", 1, probe), ("megaface_noises.txt", 3, ~probe)):
         if root.joinpath(file).exists():
-            wrong = {_plain(line) for line in lines(root / file) if not line.startswith("#")}
-            listed = [_plain("/".join(name.split("/")[-depth:])) in wrong for name in names]
+            wrong = {_normalised(line) for line in lines(root / file) if not line.startswith("#")}
+            listed = [_normalised("/".join(name.split("/")[-depth:])) in wrong for name in names]
             noise |= np.array(listed, bool) & rows
     if noise.any():
-        notes.append(f"{int(noise.sum()):,} images are in the noise lists (column noise); they are still here")
+        notes.append(f"{int(noise.sum()):,} images are in the noise lists (column noise); they are included")
     return Table(
         "MegaFace",
         np.where(probe, labels, UNLABELLED),
@@ -164,7 +165,7 @@ def _listed(path: Path) -> list[str]:
     return [str(name) for name in content["path"]]
 
 
-def _plain(name: str) -> str:
-    """Without ending, underscores and spaces, which the noise lists and the file names write differently."""
+def _normalised(name: str) -> str:
+    """The name without extension, underscores and spaces, which differ between noise lists and files."""
     stem, dot, ending = name.rpartition(".")
     return (stem if dot and ending.lower() in ("jpg", "png", "jpeg", "bmp") else name).replace("_", "").replace(" ", "")

@@ -1,4 +1,4 @@
-"""The addresses of the API, one module for each kind, and what they have in common."""
+"""The endpoints of the API, one module for each group, and what they share."""
 
 import asyncio
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ from fastapi import Depends, HTTPException, Request
 from starlette.requests import ClientDisconnect
 
 from nearfar.serve.images import FORMATS
-from nearfar.serve.runs import Serving
+from nearfar.serve.served_run import Serving
 
 PICTURE_TYPES = (*FORMATS.values(), "application/octet-stream")
 PICTURE_BODY: dict[str, Any] = {
@@ -17,16 +17,16 @@ PICTURE_BODY: dict[str, Any] = {
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in PICTURE_TYPES},
     }
 }
-"""Of a request that sends a picture, for the schema."""
+"""OpenAPI description of a request with a picture as its body."""
 
-_WHY = {
+_DESCRIPTIONS = {
     401: "The token is missing or wrong.",
-    403: "Nothing can be changed here, or a page elsewhere asks.",
+    403: "The server is read-only, or the request is cross-origin.",
     404: "There is no such run or image.",
     408: "The picture took too long to arrive.",
-    409: "The gallery cannot do or tell this now.",
+    409: "The gallery does not allow this now.",
     413: "The picture is too large.",
-    415: "This is no type of picture.",
+    415: "The content type is not supported.",
     422: "A parameter is wrong, or the picture cannot be read.",
     429: "Too many requests.",
     503: "Too busy.",
@@ -34,45 +34,45 @@ _WHY = {
 }
 
 
-def answers(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of an address, for the schema."""
+def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI description of an endpoint's errors."""
     problem = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {code: {"description": _WHY[code], "content": problem} for code in sorted({403, 404, 429, *codes})}
+    return {code: {"description": _DESCRIPTIONS[code], "content": problem} for code in sorted({403, 404, 429, *codes})}
 
 
 def serving(request: Request) -> Serving:
-    """What is served."""
-    found: Serving = request.app.state.serving
-    return found
+    """The served runs of the application."""
+    state: Serving = request.app.state.serving
+    return state
 
 
-ServingHere = Annotated[Serving, Depends(serving)]
+ServingDependency = Annotated[Serving, Depends(serving)]
 
 
-async def picture_sent(request: Request, serving: ServingHere) -> bytes:
+async def uploaded_picture(request: Request, serving: ServingDependency) -> bytes:
     """The body of a request, refused as soon as it is too large, too slow, or of another type."""
     kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
     if kind not in PICTURE_TYPES:
         known = ", ".join(FORMATS.values())
-        raise HTTPException(415, f"{kind[:50]!r} is not a type of picture that is read here: {known}")
-    most = serving.limits.upload_bytes
-    too_large = HTTPException(413, f"a picture may have {most:,} bytes", {"Connection": "close"})
+        raise HTTPException(415, f"content type {kind[:50]!r} is not supported: send {known}")
+    max_bytes = serving.limits.upload_bytes
+    too_large = HTTPException(413, f"a picture may have at most {max_bytes:,} bytes", {"Connection": "close"})
     declared = request.headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > most:
+    if not declared.isdecimal() or int(declared) > max_bytes:
         raise too_large
     content = bytearray()
     try:
         async with asyncio.timeout(serving.limits.upload_seconds):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > most:
+                if len(content) > max_bytes:
                     raise too_large
     except TimeoutError:
         seconds = serving.limits.upload_seconds
         raise HTTPException(408, f"the picture did not arrive in {seconds:g} s", {"Connection": "close"}) from None
     except ClientDisconnect:
-        raise HTTPException(400, "the connection was closed") from None  # no one is there to hear it
+        raise HTTPException(400, "the connection was closed") from None  # nobody receives this
     return bytes(content)
 
 
-PictureSent = Annotated[bytes, Depends(picture_sent)]
+UploadedPicture = Annotated[bytes, Depends(uploaded_picture)]

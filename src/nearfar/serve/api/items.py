@@ -1,21 +1,21 @@
-"""What is served, and what is in the galleries."""
+"""Endpoints for the state of the server and the contents of the galleries."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
 import nearfar
-from nearfar.serve.api import ServingHere, answers
+from nearfar.serve.api import ServingDependency, errors
 from nearfar.serve.images import FORMATS
 from nearfar.serve.schema import LABEL_LENGTH, Classes, ItemKey, Items, RunKey, Side, State
 
 router = APIRouter(tags=["gallery"])
-Text = Annotated[str, Query(max_length=LABEL_LENGTH, description="That the name contains; case does not matter.")]
+Text = Annotated[str, Query(max_length=LABEL_LENGTH, description="Text that the name contains, ignoring case.")]
 
 
-@router.get("/state", response_model=State, responses=answers())
-def state(serving: ServingHere) -> Any:
-    """What is served, and what is allowed."""
+@router.get("/state", response_model=State, responses=errors())
+def state(serving: ServingDependency) -> Any:
+    """The served runs and the limits."""
     limits = {
         "bytes": serving.limits.upload_bytes,
         "pixels": serving.limits.upload_pixels,
@@ -29,52 +29,52 @@ def state(serving: ServingHere) -> Any:
     }
 
 
-@router.get("/runs/{run}/items", response_model=Items, responses=answers(422))
+@router.get("/runs/{run}/items", response_model=Items, responses=errors(422))
 def items(
-    serving: ServingHere,
+    serving: ServingDependency,
     run: RunKey,
-    label: Annotated[str | None, Query(max_length=LABEL_LENGTH, description="Of one class alone.")] = None,
+    label: Annotated[str | None, Query(max_length=LABEL_LENGTH, description="Only images of this class.")] = None,
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 60,
 ) -> Any:
-    """A part of the gallery, class by class."""
-    found = serving.run(run)
-    catalogue = found.gallery.catalogue
+    """A page of the gallery's images, sorted by class."""
+    served = serving.run(run)
+    catalogue = served.gallery.catalogue
     rows = range(len(catalogue.ids)) if label is None else catalogue.rows.get(label, range(0))
-    shown = [found.item(catalogue, row) for row in rows[offset : offset + limit]]
-    return {"total": len(rows), "offset": offset, "items": shown}
+    page = [served.item(catalogue, row) for row in rows[offset : offset + limit]]
+    return {"total": len(rows), "offset": offset, "items": page}
 
 
-@router.get("/runs/{run}/classes", response_model=Classes, responses=answers(422))
+@router.get("/runs/{run}/classes", response_model=Classes, responses=errors(422))
 def classes(
-    serving: ServingHere,
+    serving: ServingDependency,
     run: RunKey,
     contains: Text = "",
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 60,
 ) -> Any:
-    """The classes of the gallery, the first image of each, and how many it has; names that are or begin with the text
-    come first.
+    """A page of the gallery's classes with their first images and sizes. Names that equal or begin with the text come
+    first.
     """
-    found = serving.run(run)
-    catalogue = found.gallery.catalogue
-    wanted = contains.casefold()
-    there = [name for name in catalogue.names if wanted in name.casefold()]
-    there.sort(key=lambda name: (name != contains, not name.casefold().startswith(wanted)))
-    shown = []
-    for name in there[offset : offset + limit]:
+    served = serving.run(run)
+    catalogue = served.gallery.catalogue
+    text = contains.casefold()
+    names = [name for name in catalogue.names if text in name.casefold()]
+    names.sort(key=lambda name: (name != contains, not name.casefold().startswith(text)))
+    page = []
+    for name in names[offset : offset + limit]:
         rows = catalogue.rows[name]
-        shown.append({"label": name, "images": len(rows), "first": found.item(catalogue, rows[0])})
-    return {"total": len(there), "offset": offset, "classes": shown}
+        page.append({"label": name, "images": len(rows), "first": served.item(catalogue, rows[0])})
+    return {"total": len(names), "offset": offset, "classes": page}
 
 
 @router.get(
     "/runs/{run}/items/{item}/picture",
     response_class=Response,
-    responses=answers(422, 503) | {200: {"description": "A small picture.", "content": {"image/webp": {}}}},
+    responses=errors(422, 503) | {200: {"description": "A thumbnail.", "content": {"image/webp": {}}}},
 )
-async def picture(serving: ServingHere, run: RunKey, item: ItemKey, side: Side = "192") -> Response:
-    """A small picture of an image of the gallery, made anew from its pixels."""
+async def picture(serving: ServingDependency, run: RunKey, item: ItemKey, side: Side = "192") -> Response:
+    """A thumbnail of an image of the gallery, encoded from its pixels."""
     gallery = serving.run(run).gallery
-    made = await serving.pictures.run(gallery.thumbnail, gallery.image(item), int(side))
-    return Response(made, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
+    webp = await serving.thumbnail_slots.run(gallery.thumbnail, gallery.image(item), int(side))
+    return Response(webp, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})

@@ -1,12 +1,12 @@
-// The page: which view is shown, which run, keys, light and dark.
+// The page: routing, the choice of the run, keyboard shortcuts, light and dark themes.
 import { get, oneRun, store, several } from "./api.js";
 import { moveInGrid } from "./cards.js";
 import { $, count, el, failure, percent, plural } from "./dom.js";
 import { leaveGallery, setUpFinding, showGallery } from "./gallery.js";
 import { leaveMap, showMap } from "./map.js";
 import { showMistakes } from "./mistakes.js";
-import { give, showSearch } from "./search.js";
-import { setUpWriting, take } from "./write.js";
+import { searchWith, showSearch } from "./search.js";
+import { removeImage, setUpWriting } from "./write.js";
 
 const VIEWS = {
   search: { show: showSearch, leave() {} },
@@ -16,7 +16,7 @@ const VIEWS = {
 };
 let current = null;
 
-/** Show what the address says: #/VIEW?parameters. */
+/** Show the view of the address: #/VIEW?parameters. */
 function route() {
   const [, path, query] = location.hash.match(/^#\/?([^?]*)\??(.*)$/) ?? [];
   const view = path in VIEWS ? path : "search";
@@ -36,35 +36,34 @@ function route() {
   VIEWS[view].show(parameters);
 }
 
-/** What is served; with two runs, which of them is shown. */
+/** The served run, or a choice between two. */
 function showRuns(view) {
-  const about = (run) => {
+  const summary = (run) => {
     const recall = run.metrics.recall_at_1;
-    const measured = recall === null ? "" : ` · recall@1 ${percent(recall)}`;
-    return `${run.loss} · ${plural(run.images, "image")}${measured}`;
+    return `${run.loss} · ${plural(run.images, "image")}${recall === null ? "" : ` · recall@1 ${percent(recall)}`}`;
   };
   if (!several()) {
     const [run] = store.state.runs;
-    $("runs").replaceChildren(el("p", {}, el("b", {}, run.name), el("span", { class: "faint" }, ` ${about(run)}`)));
+    $("runs").replaceChildren(el("p", {}, el("b", {}, run.name), el("span", { class: "faint" }, ` ${summary(run)}`)));
     return;
   }
-  const choices = store.state.runs.map((run) => [run.key, el("span", {}, el("span", { class: "key" }, run.key.toUpperCase()), el("b", {}, run.name), el("small", {}, about(run)))]);
-  if (view === "search") choices.push(["both", el("span", {}, el("b", {}, "Side by side"), el("small", {}, "the same query to both"))]);
+  const choices = store.state.runs.map((run) => [run.key, el("span", {}, el("span", { class: "key" }, run.key.toUpperCase()), el("b", {}, run.name), el("small", {}, summary(run)))]);
+  if (view === "search") choices.push(["both", el("span", {}, el("b", {}, "Side by side"), el("small", {}, "the same query in both runs"))]);
   const shown = view === "search" ? store.shown : oneRun();
   const buttons = choices.map(([key, content]) => el("button", { type: "button", "aria-pressed": String(key === shown), onclick: () => { store.shown = key; route(); } }, content));
   $("runs").replaceChildren(el("div", { class: "choice", role: "group", "aria-label": "Run" }, ...buttons));
 }
 
-// Giving a picture
+// Choosing, pasting or dropping a picture
 
-function setUpGiving() {
-  $("file").addEventListener("change", () => { if ($("file").files[0]) give($("file").files[0]); $("file").value = ""; });
+function setUpUploads() {
+  $("file").addEventListener("change", () => { if ($("file").files[0]) searchWith($("file").files[0]); $("file").value = ""; });
   $("clear").addEventListener("click", () => { location.hash = "#/search"; });
   document.addEventListener("paste", (event) => {
     const file = [...event.clipboardData.files][0];
-    if (file) { event.preventDefault(); give(file); }
+    if (file) { event.preventDefault(); searchWith(file); }
   });
-  let depth = 0; // dragging over an element inside leaves the one outside
+  let depth = 0; // entering an inner element also fires dragleave on the outer one
   const curtain = (open) => { $("curtain").hidden = !open; };
   const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
   document.addEventListener("dragenter", (event) => { if (carriesFiles(event)) { depth += 1; curtain(true); } });
@@ -74,11 +73,11 @@ function setUpGiving() {
     depth = 0;
     curtain(false);
     const file = event.dataTransfer?.files[0];
-    if (file) { event.preventDefault(); give(file); }
+    if (file) { event.preventDefault(); searchWith(file); }
   });
 }
 
-// Keys
+// Keyboard shortcuts
 
 function setUpKeys() {
   const dialog = $("keys-dialog");
@@ -96,21 +95,21 @@ function setUpKeys() {
     const focused = event.target.closest?.(".card[data-item]");
     if (event.key === "/") { event.preventDefault(); $("find-class").focus(); }
     else if (event.key === "?") dialog.showModal();
-    else if (event.key === "Delete" && focused) take(focused);
+    else if (event.key === "Delete" && focused) removeImage(focused);
     else if ("1234".includes(event.key) && event.key.length === 1) location.hash = `#/${Object.keys(VIEWS)[Number(event.key) - 1]}`;
   });
 }
 
-// Light and dark
+// Themes
 
 const THEMES = ["auto", "light", "dark"];
 function setUpTheme() {
   const apply = (theme) => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
-    const words = { auto: "Light or dark: as the system", light: "Light", dark: "Dark" }[theme];
-    $("theme").setAttribute("aria-label", words);
-    $("theme").title = words;
+    const label = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" }[theme];
+    $("theme").setAttribute("aria-label", label);
+    $("theme").title = label;
     dispatchEvent(new Event("themechange"));
   };
   const stored = () => (THEMES.includes(localStorage.getItem("nearfar-theme")) ? localStorage.getItem("nearfar-theme") : "auto");
@@ -131,7 +130,7 @@ async function start() {
     return;
   }
   if (several()) store.shown = "both";
-  setUpGiving();
+  setUpUploads();
   setUpKeys();
   setUpFinding();
   await setUpWriting(route);

@@ -1,26 +1,26 @@
-// Elements, words and messages. Text from outside goes into a page as text alone: nothing here takes HTML.
+// Elements, number formats and messages. Text is only ever inserted as text nodes, never as HTML.
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element: attributes by name (on... are listeners, null is left out), then children: elements or text. */
+/** An element with attributes ("on..." adds a listener, null is skipped) and children (elements or text). */
 export function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "vars") for (const [key, one] of Object.entries(value)) made.style.setProperty(key, one);
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "vars") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
+    else element.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
 export function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
 export const count = (number) => number.toLocaleString("en");
@@ -28,27 +28,27 @@ export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 export const named = (label) => label ?? "no class";
 
-/** A message that goes away by itself. */
-export function toast(words, kind = "") {
-  const made = el("p", { class: `toast ${kind}` }, words);
-  $("toasts").append(made);
-  setTimeout(() => made.remove(), kind === "problem" ? 9000 : 5000);
+/** A message that disappears by itself. */
+export function toast(text, kind = "") {
+  const element = el("p", { class: `toast ${kind}` }, text);
+  $("toasts").append(element);
+  setTimeout(() => element.remove(), kind === "problem" ? 9000 : 5000);
 }
 
-/** What is shown where there is nothing. */
-export function message(title, words, ...more) {
-  return el("div", { class: "message" }, el("h2", {}, title), words ? el("p", {}, words) : null, ...more);
+/** A message in an empty view. */
+export function message(title, text, ...more) {
+  return el("div", { class: "message" }, el("h2", {}, title), text ? el("p", {}, text) : null, ...more);
 }
 
-/** What is shown where something failed. */
+/** An error message with a button to try again. */
 export function failure(error, again) {
   const retry = again ? el("button", { type: "button", onclick: again }, "Try again") : null;
-  const made = message(error.title ?? "That did not work", error.message, retry);
-  made.setAttribute("role", "alert");
-  return made;
+  const element = message(error.title ?? "The request failed", error.message, retry);
+  element.setAttribute("role", "alert");
+  return element;
 }
 
-/** Pictures-to-be. */
+/** Placeholders for cards. */
 export function skeletons(number) {
   return Array.from({ length: number }, () => el("li", { class: "card skeleton", "aria-hidden": "true" }, el("span", { class: "frame" })));
 }

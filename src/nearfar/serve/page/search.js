@@ -1,90 +1,90 @@
-// Searching: with a picture that is dropped, pasted or chosen, or with an image of the gallery.
+// Searching with an uploaded picture or with an image of the gallery.
 import { get, picture, runOf, searched, sendPicture, several, store } from "./api.js";
 import { card } from "./cards.js";
 import { $, count, el, failure, message, named, plural, skeletons, toast } from "./dom.js";
 import { onThreshold, showThresholds, thresholdOf } from "./threshold.js";
-import { who } from "./who.js";
+import { identificationPanel } from "./identification.js";
 
 const K = 24;
 const EXAMPLES = 12;
-const pictures = []; // that were given since the page was opened; an address names them by number
-let asking = new AbortController();
+const uploads = []; // since the page was opened; addresses refer to them by number
+let pending = new AbortController();
 
-/** A picture was given: go to its address, which searches. */
-export async function give(file) {
+/** Go to the address of an uploaded picture, which starts the search. */
+export async function searchWith(file) {
   try {
-    pictures.push({ file: await readable(file), name: file.name || "a pasted picture" });
-    location.hash = `#/search?picture=${pictures.length - 1}`;
+    uploads.push({ file: await converted(file), name: file.name || "a pasted picture" });
+    location.hash = `#/search?picture=${uploads.length - 1}`;
   } catch (error) {
     toast(error.message, "problem");
   }
 }
 
-/** A type that the server reads; others are converted where the browser can read them, such as HEIC on a telephone. */
-async function readable(file) {
+/** The file in a type that the server reads. The browser converts other types that it can read, such as HEIC. */
+async function converted(file) {
   const { types, bytes } = store.state.limits;
   let sent = file;
   if (!types.includes(file.type)) {
-    if (file.type && !file.type.startsWith("image/")) throw new Error(`${file.name || "This"} is no picture.`);
-    const bitmap = await createImageBitmap(file).catch(() => { throw new Error("This is no picture that can be read: JPEG, PNG, WebP, BMP and GIF can."); });
+    if (file.type && !file.type.startsWith("image/")) throw new Error(`${file.name || "This file"} is not a picture.`);
+    const bitmap = await createImageBitmap(file).catch(() => { throw new Error("This picture cannot be read. Use JPEG, PNG, WebP, BMP or GIF."); });
     const canvas = el("canvas", { width: bitmap.width, height: bitmap.height });
     canvas.getContext("2d").drawImage(bitmap, 0, 0);
     sent = await new Promise((done) => canvas.toBlob(done, "image/png"));
   }
-  if (sent.size > bytes) throw new Error(`The picture has ${count(sent.size)} bytes; at most ${count(bytes)} are taken.`);
+  if (sent.size > bytes) throw new Error(`The picture has ${count(sent.size)} bytes; the limit is ${count(bytes)}.`);
   return sent;
 }
 
-/** The picture that is the query, where it came from outside the gallery. */
-export const given = (parameters) => pictures[Number(parameters.get("picture") ?? -1)] ?? null;
+/** The uploaded picture that is the query, or null. */
+export const uploadedQuery = (parameters) => uploads[Number(parameters.get("picture") ?? -1)] ?? null;
 
 export async function showSearch(parameters) {
-  asking.abort();
-  asking = new AbortController();
-  const { signal } = asking;
-  const own = given(parameters), item = parameters.get("item"), from = parameters.get("run") ?? "a";
+  pending.abort();
+  pending = new AbortController();
+  const { signal } = pending;
+  const upload = uploadedQuery(parameters), item = parameters.get("item"), from = parameters.get("run") ?? "a";
   const runs = searched();
-  $("clear").hidden = !own && !item;
-  $("drop").classList.toggle("filled", Boolean(own || item));
-  $("query").hidden = !own && !item;
-  $("add").hidden = !own || !store.state.writable;
+  $("clear").hidden = !upload && !item;
+  $("drop").classList.toggle("filled", Boolean(upload || item));
+  $("query").hidden = !upload && !item;
+  $("add").hidden = !upload || !store.state.writable;
   showThresholds(runs);
-  if (!own && !item) return showExamples(signal);
-  if (own) {
-    own.address ??= URL.createObjectURL(own.file);
-    showQuery(own.address, own.name, "The picture you gave");
+  if (!upload && !item) return showExamples(signal);
+  if (upload) {
+    upload.address ??= URL.createObjectURL(upload.file);
+    showQuery(upload.address, upload.name, "Your picture");
   } else showQuery(picture(from, item, 384), "", "The query");
   const columns = runs.map((run) => column(run));
   $("results").replaceChildren(...columns.map((one) => one.whole));
   $("results").classList.toggle("two", runs.length > 1);
-  await Promise.all(runs.map(async (run, place) => {
+  await Promise.all(runs.map(async (run, index) => {
     try {
-      const found = own
-        ? await sendPicture(`runs/${run}/search`, { k: K }, own.file, { signal })
+      const found = upload
+        ? await sendPicture(`runs/${run}/search`, { k: K }, upload.file, { signal })
         : await get(`runs/${run}/items/${item}/neighbours`, { k: K, of: several() ? from : null }, signal);
       if (found.query) showQuery(picture(from, item, 384), `${named(found.query.label)} · ${found.query.name}`, `The query: ${named(found.query.label)}`);
-      columns[place].fill(found);
-      if (own && found.neighbours.some((one) => one.label !== null)) await identify(run, own, columns[place], signal);
+      columns[index].fill(found);
+      if (upload && found.neighbours.some((one) => one.label !== null)) await identify(run, upload, columns[index], signal);
     } catch (error) {
-      if (error.name !== "AbortError") columns[place].fail(error, () => showSearch(parameters));
+      if (error.name !== "AbortError") columns[index].fail(error, () => showSearch(parameters));
     }
   }));
 }
 
-/** Above what was found, who it is; a search is good without it. */
-async function identify(run, own, column, signal) {
-  const found = await sendPicture(`runs/${run}/identify`, {}, own.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
-  if (found) column.tell(who(found));
+/** Show the identification above the neighbours; its errors are ignored, because the search works without it. */
+async function identify(run, upload, column, signal) {
+  const answer = await sendPicture(`runs/${run}/identify`, {}, upload.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
+  if (answer) column.showIdentification(identificationPanel(answer));
 }
 
-function showQuery(address, words, alternative) {
+function showQuery(address, name, alternative) {
   const image = $("query-picture");
   if (image.getAttribute("src") !== address) image.src = address;
   image.alt = alternative;
-  $("query-name").textContent = words;
+  $("query-name").textContent = name;
 }
 
-/** What one run found, to be filled. */
+/** The column of one run's results. */
 function column(run) {
   const about = runOf(run);
   const verdict = el("p", { class: "verdict" }, "Searching …");
@@ -99,14 +99,14 @@ function column(run) {
       whole.removeAttribute("aria-busy");
       const label = found.query?.label ?? null;
       list.replaceChildren(...found.neighbours.map((one) => card(run, one, { similarity: one.similarity, same: label !== null && one.label === label })));
-      if (!found.neighbours.length) list.replaceWith(message("The gallery is empty", "Add a picture to it, or make it anew with nearfar index."));
+      if (!found.neighbours.length) list.replaceWith(message("The gallery is empty", "Add a picture, or build the index again with nearfar index."));
       const model = found.model_ms ? `embedded in ${found.model_ms.toFixed(0)} ms, ` : "";
       times.textContent = `${model}searched ${plural(about.images, "image")} in ${found.search_ms.toFixed(1)} ms`;
       judge(whole);
     },
-    tell(answer) {
+    showIdentification(panel) {
       whole.querySelector(".who")?.remove();
-      head.after(answer);
+      head.after(panel);
     },
     fail(error, again) {
       whole.removeAttribute("aria-busy");
@@ -116,7 +116,7 @@ function column(run) {
   };
 }
 
-/** Match or no match, at the threshold that is chosen. */
+/** Show the matches at the chosen threshold. */
 function judge(column) {
   const { found } = column, run = column.dataset.run, threshold = thresholdOf(run);
   if (!found) return;
@@ -129,7 +129,7 @@ function judge(column) {
   }
   const first = found.neighbours[0];
   if (!first) verdict.replaceChildren();
-  else if (threshold === null) verdict.replaceChildren(el("b", {}, `Nearest: ${named(first.label)}`), ` at ${first.similarity.toFixed(3)}. There is no threshold to tell a match.`);
+  else if (threshold === null) verdict.replaceChildren(el("b", {}, `Nearest: ${named(first.label)}`), ` at ${first.similarity.toFixed(3)}. There is no calibrated threshold for a match.`);
   else {
     const matches = found.neighbours.filter((one) => one.similarity >= threshold).length;
     const all = matches === found.neighbours.length ? "all" : count(matches);
@@ -139,27 +139,27 @@ function judge(column) {
       : ` · the nearest, ${named(first.label)}, is at ${first.similarity.toFixed(3)}, below ${threshold.toFixed(3)}`);
   }
   if (first && found.query?.label) {
-    const own = found.neighbours.filter((one) => one.label === found.query.label).length;
-    verdict.append(el("span", { class: "faint own" }, `● ${own} of ${found.neighbours.length} are of its class, ${found.query.label}`));
+    const same = found.neighbours.filter((one) => one.label === found.query.label).length;
+    verdict.append(el("span", { class: "faint same-class" }, `● ${same} of ${found.neighbours.length} are of its class, ${found.query.label}`));
   }
 }
 
 onThreshold((run) => { const column = $("results").querySelector(`.column[data-run="${run}"]`); if (column) judge(column); });
 
-/** Nothing to search with yet: some images of the gallery, to begin with. */
+/** Without a query, offer some images of the gallery. */
 async function showExamples(signal) {
   const run = searched()[0], total = runOf(run).images;
   const results = $("results");
   results.classList.remove("two");
   if (!total) {
-    results.replaceChildren(message("The gallery is empty", "Search will find nothing before images are added: nearfar index RUN DATA does."));
+    results.replaceChildren(message("The gallery is empty", "Add images with nearfar index RUN DATA."));
     return;
   }
   const list = el("ul", { class: "grid", "data-grid": true }, ...skeletons(EXAMPLES));
-  results.replaceChildren(message("What does it look like?", `Give a picture to find the nearest of ${plural(total, "image")} of ${plural(runOf(run).classes, "class", "classes")}. Or begin with one of these:`), list);
-  const places = Array.from({ length: Math.min(EXAMPLES, total) }, (_, i) => Math.floor((i + Math.random()) * total / Math.min(EXAMPLES, total)));
+  results.replaceChildren(message("Search by example", `Choose a picture to find the nearest of ${plural(total, "image")} of ${plural(runOf(run).classes, "class", "classes")}. Or start with one of these:`), list);
+  const offsets = Array.from({ length: Math.min(EXAMPLES, total) }, (_, i) => Math.floor((i + Math.random()) * total / Math.min(EXAMPLES, total)));
   try {
-    const parts = await Promise.all(places.map((offset) => get(`runs/${run}/items`, { offset, limit: 1 }, signal)));
+    const parts = await Promise.all(offsets.map((offset) => get(`runs/${run}/items`, { offset, limit: 1 }, signal)));
     list.replaceChildren(...parts.flatMap((part) => part.items).map((item) => card(run, item)));
   } catch (error) {
     if (error.name !== "AbortError") results.replaceChildren(failure(error, () => showExamples(signal)));

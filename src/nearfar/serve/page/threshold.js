@@ -1,74 +1,74 @@
-// From which similarity on two images count as the same: a slider, and what it would accept.
+// The threshold slider: the similarity from which two images count as the same, with precision and recall.
 import { get, runOf } from "./api.js";
 import { $, count, el, percent, svg } from "./dom.js";
 
 const WIDTH = 280, HEIGHT = 96;
-const curves = new Map(); // run: what the server knows of thresholds
-const chosen = new Map(); // run: the threshold
+const curves = new Map(); // by run: the response of /thresholds
+const chosen = new Map(); // by run: the chosen threshold
 let listener = () => {};
 
 export const thresholdOf = (run) => chosen.get(run) ?? runOf(run).threshold;
 export const onThreshold = (call) => { listener = call; };
-/** After the gallery has changed. */
+/** Called when the gallery has changed. */
 export const forgetThresholds = () => curves.clear();
 
-/** A slider for every run that is searched. */
+/** Show a slider for every searched run. */
 export async function showThresholds(runs) {
   const box = $("threshold");
   box.hidden = false;
   box.replaceChildren(...runs.map((run) => el("div", { "data-run": run }, el("p", { class: "faint" }, "Measuring thresholds …"))));
   await Promise.all(runs.map(async (run) => {
-    const place = box.querySelector(`[data-run="${run}"]`);
+    const part = box.querySelector(`[data-run="${run}"]`);
     try {
       if (!curves.has(run)) curves.set(run, await get(`runs/${run}/thresholds`));
-      if (place.isConnected) place.replaceChildren(...slider(run, curves.get(run), runs.length > 1));
+      if (part.isConnected) part.replaceChildren(...slider(run, curves.get(run), runs.length > 1));
     } catch (error) {
-      place.replaceChildren(el("h2", {}, "Threshold"), el("p", { class: "faint" }, error.message));
+      part.replaceChildren(el("h2", {}, "Threshold"), el("p", { class: "faint" }, error.message));
     }
   }));
 }
 
-const nearest = (values, wanted) => values.reduce((best, value, place) => (Math.abs(value - wanted) < Math.abs(values[best] - wanted) ? place : best), 0);
+const nearest = (values, target) => values.reduce((best, value, index) => (Math.abs(value - target) < Math.abs(values[best] - target) ? index : best), 0);
 
-function slider(run, data, telling) {
+function slider(run, data, withRun) {
   const last = data.at.length - 1;
   const start = thresholdOf(run) ?? data.at[balanced(data)];
   chosen.set(run, start);
-  const input = el("input", { type: "range", min: 0, max: last, value: nearest(data.at, start), "aria-label": `Threshold${telling ? ` of run ${run.toUpperCase()}` : ""}` });
+  const input = el("input", { type: "range", min: 0, max: last, value: nearest(data.at, start), "aria-label": `Threshold${withRun ? ` of run ${run.toUpperCase()}` : ""}` });
   const value = el("output", { class: "value" });
   const reset = data.calibrated === null ? null : el("button", { type: "button", class: "link" }, "calibrated");
   const cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT });
   const chart = svg("svg", { viewBox: `-4 -4 ${WIDTH + 8} ${HEIGHT + 8}`, class: "curves", role: "img", "aria-label": "Precision and recall by threshold" },
     svg("path", { class: "frame", d: `M0 0V${HEIGHT}H${WIDTH}` }), line(data, recall, "recall"), line(data, precision, "precision"), cursor);
-  const pairs = [tile("precision", "of pairs called the same"), tile("recall", "of pairs that are")];
-  const words = el("p", { class: "faint" });
+  const pairs = [tile("precision", "of the accepted pairs"), tile("recall", "of the pairs of one class")];
+  const summary = el("p", { class: "faint" });
 
   const show = () => {
-    const threshold = chosen.get(run), place = above(data.at, threshold);
+    const threshold = chosen.get(run), index = firstAtLeast(data.at, threshold);
     value.textContent = threshold.toFixed(3);
     input.setAttribute("aria-valuetext", threshold.toFixed(3));
     const x = WIDTH * (threshold - data.at[0]) / (data.at[last] - data.at[0] || 1);
     for (const end of ["x1", "x2"]) cursor.setAttribute(end, Math.max(0, Math.min(WIDTH, x)));
-    pairs[0].firstChild.textContent = Number.isNaN(precision(data, place)) ? "–" : percent(precision(data, place));
-    pairs[1].firstChild.textContent = percent(recall(data, place));
-    const answered = data.answered[place] ?? 0;
-    words.textContent = answered
-      ? `Of ${count(data.queries)} queries, ${percent(answered / data.queries, 0)} find something so similar; for ${percent(data.right[place] / answered)} of these the nearest is right.`
-      : `None of ${count(data.queries)} queries finds anything so similar.`;
+    pairs[0].firstChild.textContent = Number.isNaN(precision(data, index)) ? "–" : percent(precision(data, index));
+    pairs[1].firstChild.textContent = percent(recall(data, index));
+    const answered = data.answered[index] ?? 0;
+    summary.textContent = answered
+      ? `${percent(answered / data.queries, 0)} of ${count(data.queries)} queries have a match; for ${percent(data.right[index] / answered)} of these, the nearest image is of the same class.`
+      : `None of ${count(data.queries)} queries has a match.`;
     if (reset) reset.hidden = Math.abs(threshold - data.calibrated) < 1e-9;
     listener(run, threshold);
   };
   input.addEventListener("input", () => { chosen.set(run, data.at[Number(input.value)]); show(); });
   reset?.addEventListener("click", () => { chosen.set(run, data.calibrated); input.value = nearest(data.at, data.calibrated); show(); input.focus(); });
   show();
-  const title = telling ? `${run.toUpperCase()}: the same from` : "The same from";
+  const title = withRun ? `${run.toUpperCase()}: match from` : "Match from";
   const { threshold_precision: measured } = runOf(run);
-  const note = data.calibrated === null || !measured ? null : el("p", { class: "faint" }, `${data.calibrated.toFixed(3)} was calibrated on held-out classes. Measured on the test classes when the run ended, ${percent(measured, 0)} of the pairs that it accepts are right.`);
-  return [el("h2", { class: "row" }, el("span", {}, title), value, reset), input, chart, el("div", { class: "tiles" }, ...pairs), words, ...(note ? [note] : [])];
+  const note = data.calibrated === null || !measured ? null : el("p", { class: "faint" }, `${data.calibrated.toFixed(3)} was calibrated on held-out classes. On the test classes, its precision was ${percent(measured, 0)} when the run ended.`);
+  return [el("h2", { class: "row" }, el("span", {}, title), value, reset), input, chart, el("div", { class: "tiles" }, ...pairs), summary, ...(note ? [note] : [])];
 }
 
-/** The first threshold of the list that accepts no more than this one. */
-const above = (values, threshold) => { const place = values.findIndex((value) => value >= threshold - 1e-6); return place < 0 ? values.length - 1 : place; };
+/** The index of the first value that is at least the threshold. */
+const firstAtLeast = (values, threshold) => { const index = values.findIndex((value) => value >= threshold - 1e-6); return index < 0 ? values.length - 1 : index; };
 const precision = (data, i) => data.same[i] / (data.same[i] + data.other[i]);
 const recall = (data, i) => data.same[i] / data.same[0];
 const balanced = (data) => nearest(data.at.map((_, i) => precision(data, i) - recall(data, i) || 1), 0);

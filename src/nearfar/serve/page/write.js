@@ -1,15 +1,15 @@
-// Adding pictures and taking images away, with the token.
+// Adding and removing images, which needs the token.
 import { get, oneRun, picture, remove, runOf, searched, sendPicture, several, store, unlock } from "./api.js";
 import { searchAddress } from "./cards.js";
 import { $, count, named, toast } from "./dom.js";
-import { given } from "./search.js";
+import { uploadedQuery } from "./search.js";
 import { forgetThresholds } from "./threshold.js";
 
-let changed = () => {};
+let redrawPage = () => {};
 
-/** Set up everything that changes the gallery; `refresh` is called when cards have to be shown anew. */
-export async function setUpWriting(refresh) {
-  changed = refresh;
+/** Set up the controls that change the gallery; `redraw` shows the current view again. */
+export async function setUpWriting(redraw) {
+  redrawPage = redraw;
   const shared = new URLSearchParams(location.hash.slice(1)).get("token"); // in the address that the server printed
   if (shared) {
     history.replaceState(null, "", "#/search");
@@ -18,34 +18,34 @@ export async function setUpWriting(refresh) {
   if (!store.state.writable) return;
   $("access").hidden = false;
   showAccess();
-  $("access").addEventListener("click", () => (store.token ? lock() : ask()));
+  $("access").addEventListener("click", () => (store.token ? lock() : askForToken()));
   $("access-dialog").querySelector("[data-close]").addEventListener("click", () => $("access-dialog").close());
   $("access-form").addEventListener("submit", tryToken);
   $("add").addEventListener("submit", add);
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-take]");
-    if (button) take(button.closest(".card"));
+    const button = event.target.closest("[data-remove]");
+    if (button) removeImage(button.closest(".card"));
   });
 }
 
 function showAccess() {
-  const words = store.token ? "Changes are allowed: lock" : "Allow changes";
-  $("access").setAttribute("aria-label", words);
-  $("access").title = words;
+  const label = store.token ? "Changes are allowed: lock" : "Allow changes";
+  $("access").setAttribute("aria-label", label);
+  $("access").title = label;
   $("access").classList.toggle("open", Boolean(store.token));
-  $("add-note").textContent = store.token ? "" : "The token will be asked for.";
+  $("add-note").textContent = store.token ? "" : "Adding a picture needs the token.";
 }
 
 function lock() {
   store.token = null;
   sessionStorage.removeItem("nearfar-token");
   showAccess();
-  changed();
+  redrawPage();
   toast("Locked: changes need the token again.");
 }
 
-/** Ask for the token; whether it was given. */
-function ask() {
+/** Ask for the token; resolves to whether there is one. */
+function askForToken() {
   const dialog = $("access-dialog");
   $("access-problem").textContent = "";
   $("token").value = "";
@@ -63,22 +63,22 @@ async function tryToken(event) {
   }
   $("access-dialog").close();
   showAccess();
-  changed();
+  redrawPage();
 }
 
 async function allowed() {
-  return Boolean(store.token) || ask();
+  return Boolean(store.token) || askForToken();
 }
 
-/** A token that has become wrong, as after a new start of the server, is asked for again. */
-function failed(error) {
+/** Show an error. A token that has become invalid, as after a restart of the server, is dropped. */
+function showError(error) {
   if (error.status === 401) lock();
   toast(error.message, "problem");
 }
 
 async function add(event) {
   event.preventDefault();
-  const query = given(new URLSearchParams(location.hash.split("?")[1] ?? ""));
+  const query = uploadedQuery(new URLSearchParams(location.hash.split("?")[1] ?? ""));
   const label = $("add-label").value.trim();
   if (!query || !label || !(await allowed())) return;
   const button = $("add").querySelector("button");
@@ -93,19 +93,19 @@ async function add(event) {
     $("add-label").value = "";
     await refreshState();
   } catch (error) {
-    failed(error);
+    showError(error);
   } finally {
     button.disabled = false;
   }
 }
 
-/** Take away the image of a card. */
-export async function take(card) {
+/** Remove the image of a card after a confirmation. */
+export async function removeImage(card) {
   const { run, item, label } = card.dataset;
   if (!store.state.writable || !(await allowed())) return;
   const dialog = $("remove-dialog");
   $("remove-picture").src = picture(run, item, 96);
-  $("remove-words").textContent = `${named(label || null)} leaves the gallery and is no longer found. Its file is deleted only if it was added on this page.`;
+  $("remove-words").textContent = `${named(label || null)} is removed from the gallery. Its file is deleted only if it was added on this page.`;
   dialog.returnValue = "";
   dialog.showModal();
   await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
@@ -113,19 +113,19 @@ export async function take(card) {
   try {
     const answer = await remove(`runs/${run}/items/${item}`);
     runOf(run).images = answer.images;
-    toast(`Taken away: ${named(label || null)}. ${count(answer.images)} images are left.`);
+    toast(`Removed ${named(label || null)}; ${count(answer.images)} images are left.`);
     const grid = card.closest("[data-grid]");
     card.remove();
     grid?.querySelector("a")?.focus();
     if (location.hash === searchAddress(run, item)) location.hash = "#/search";
     await refreshState(false);
   } catch (error) {
-    failed(error);
+    showError(error);
   }
 }
 
 async function refreshState(redraw = true) {
   forgetThresholds();
   store.state = await get("state");
-  if (redraw) changed();
+  if (redraw) redrawPage();
 }

@@ -17,7 +17,6 @@ OURS = (
     "IResNet-34 for the paper's ResNet-34; --backbone iresnet-100 is the larger",
 )
 OF_ANOTHER = "network, data and schedule are the Circle paper's, so that its own figures, {}, are no aim here"
-CENTRE_SCALE = 30.0
 # The code's λ = 1000 / (1 + 0.12 i) counts iterations from 1; the loss counts them from 0.
 FROM_ONE = {"base": 1000 / 1.12, "decay": 0.12 / 1.12, "power": 1.0, "lambda_min": 5.0}
 
@@ -27,7 +26,7 @@ def recipes() -> list[Recipe]:
     circle = LossConfig("CircleLoss", {"m": 0.25, "gamma": 256.0}, class_level=True)
     arcface = LossConfig("ArcFaceLoss", {"margin": 0.5, "scale": 64.0})
     cosface = LossConfig("CosFaceLoss", {"margin": 0.35, "scale": 64.0})
-    sphereface = LossConfig("SphereFaceLoss", {"margin": 4.0, "scale": 64.0, **FROM_ONE})
+    sphereface = LossConfig("SphereFaceLoss", {"margin": 4.0, "scale": 1.0, **FROM_ONE})
     table = "MegaFace rank 1 {}, LFW {}, YTF {}, CFP-FP {} (the Circle paper, ResNet-34)"
     return [
         Recipe("faces/circle", table.format(97.81, 99.73, 96.38, 96.02), CIRCLE_PAPER, OURS, face_config(circle)),
@@ -40,12 +39,11 @@ def recipes() -> list[Recipe]:
             "the Circle paper",
             (
                 OF_ANOTHER.format("LFW 99.42 and YTF 95.0 of 64 layers on CASIA-WebFace"),
-                "features of length 64, as its authors advise since, in place of free ones",
                 "the gradient is that of the loss; the code's own layer rescales it, and leaves the margin out of that "
                 "of the class vectors, which it sets back to length 1 in every step",
                 *OURS,
             ),
-            face_config(sphereface),
+            face_config(sphereface, free=True),
             formerly="faces/sphereface",
         ),
         Recipe(
@@ -55,28 +53,33 @@ def recipes() -> list[Recipe]:
             "else: the Circle paper",
             (
                 OF_ANOTHER.format("LFW 99.28 and YTF 94.9 of 7 convolutions on 0.7 million images"),
-                f"features of length {CENTRE_SCALE:g} (L2-Softmax) in place of free ones; the centre loss sees them at "
-                f"length 1, so that its weight is λ times {CENTRE_SCALE:g}²",
                 "centres move by the paper's rule; the code's are moved by its sgd, with momentum, decay and a rate "
                 "that falls",
                 *OURS,
             ),
             face_config(
-                LossConfig("L2SoftmaxLoss", {"scale": CENTRE_SCALE}),
-                LossConfig("CenterLoss", {"alpha": 0.5, "loss_weight": 0.008 * CENTRE_SCALE**2}),
+                LossConfig("SoftmaxLoss", {"bias": True}),
+                LossConfig("CenterLoss", {"alpha": 0.5, "loss_weight": 0.008}),
+                free=True,
             ),
             formerly="faces/center",
         ),
     ]
 
 
-def face_config(*losses: LossConfig) -> TrainConfig:
-    """The protocol with any loss, or a sum of them."""
+def face_config(*losses: LossConfig, free: bool = False) -> TrainConfig:
+    """The protocol with any loss, or a sum of them; `free` leaves features the length that the network gives them."""
     return replace(
         PLAIN,
         data=replace(PLAIN.data, split="all", size=112, framing="stretch", validation=0.0),
         sampler=SamplerConfig(kind="plain", batch_size=512),
-        model=replace(PLAIN.model, backbone="iresnet-34", weights="random", head="none"),
+        model=replace(
+            PLAIN.model,
+            backbone="iresnet-34",
+            weights="random",
+            head="none",
+            normalise="never" if free else "always",
+        ),
         loss=losses,
         class_std=0.01,
         optimiser=replace(PLAIN.optimiser, name="sgd", lr=0.1, weight_decay=5e-4),

@@ -17,7 +17,8 @@ SOURCE = (
 OURS = (
     "no normalisation between embedding and classes (BNNeck), but a linear head of {}",
     "one loss, there cross-entropy with smoothed labels and triplets",
-    "rates rise from zero in 2,000 steps, there from a tenth; biases and norms are not decayed (versions differ)",
+    "rates rise from zero in 2,000 steps, there from a tenth",
+    "biases and normalisations are not decayed, in which its versions differ",
     "classes are drawn in proportion to their images, there all alike; arithmetic of 32 bits, there mixed",
     "its paper does not give its protocol, so that its rank 1 of {} and mAP of {} are no aim here",
 )

@@ -1,4 +1,4 @@
-"""What the well-known data sets count, and how a copy differs from that."""
+"""Official sizes of well-known data sets, and the differences of a copy."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ SPLIT_COUNTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "Cars196": {"train": (8054, 98), "test": (8131, 98)},
     "Stanford Online Products": {"train": (59551, 11318), "test": (60502, 11316)},
     "In-Shop": {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)},
-    # The gallery without junk; its distractors (0000) count as a class.
+    # The gallery excludes junk; its distractors (0000) are one class.
     "Market-1501": {"train": (12936, 751), "query": (3368, 750), "gallery": (15913, 751)},
     "MSMT17": {"train": (32621, 1041), "query": (11659, 3060), "gallery": (82161, 3060)},
     "LFW": {"test": (13233, 5749)},
@@ -28,16 +28,18 @@ PAIR_COUNTS: Mapping[str, Mapping[str, int]] = {
 
 
 def differences(table: Table) -> list[str]:
-    """How the counts of this copy differ from the official ones, in words; empty if they do not, or none are known."""
-    found = []
-    for split, (images, classes) in SPLIT_COUNTS.get(table.name, {}).items():
+    """A sentence for each count that differs from the official one, if these are known."""
+    notes = []
+    for split, official in SPLIT_COUNTS.get(table.name, {}).items():
         labels = table.split(split).labels if split in table.split_names else np.zeros(0, np.int64)
-        own = len(labels), len(np.setdiff1d(labels, UNLABELLED))
-        for what, here, there in (("images", own[0], images), ("classes", own[1], classes)):
-            if here != there:
-                found.append(f"{split} has {here:,} {what}, the official {table.name} {there:,} ({here - there:+,})")
-    for name, count in PAIR_COUNTS.get(table.name, {}).items():
-        here = len(table.pairs[name]) if name in table.pairs else 0
-        if here != count:
-            found.append(f"the list {name} has {here:,} pairs, the official one {count:,} ({here - count:+,})")
-    return found
+        actual = len(labels), len(np.setdiff1d(labels, UNLABELLED))
+        for unit, count, expected in zip(("images", "classes"), actual, official, strict=True):
+            if count != expected:
+                notes.append(
+                    f"{split} has {count:,} {unit}, the official {table.name} {expected:,} ({count - expected:+,})"
+                )
+    for name, expected in PAIR_COUNTS.get(table.name, {}).items():
+        count = len(table.pairs[name]) if name in table.pairs else 0
+        if count != expected:
+            notes.append(f"the list {name} has {count:,} pairs, the official one {expected:,} ({count - expected:+,})")
+    return notes

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from nearfar.serve.gallery import key_of
+from nearfar.serve.served_gallery import item_key
 from tests.serve.making import HOSTILE, client, embed, photos, served
 
 NOISE = 160.0  # so that there are mistakes
@@ -20,7 +20,7 @@ def asked(tmp_path_factory):
     x = np.concatenate([embed(path) for path, _ in pictures])
     s = x @ x.T
     np.fill_diagonal(s, -np.inf)
-    keys = [key_of(path) for path, _ in pictures]
+    keys = [item_key(path) for path, _ in pictures]
     labels = np.array([f"{label} {HOSTILE}" for _, label in pictures])
     return asking, s, labels, keys
 

@@ -13,10 +13,10 @@ import pytest
 
 from nearfar.cli import main
 from nearfar.retrieval.index import open_index
-from nearfar.serve import start
-from nearfar.serve.gallery import key_of
+from nearfar.serve import server
 from nearfar.serve.limits import Limits
-from nearfar.serve.start import Options, evaluated_of, serve
+from nearfar.serve.served_gallery import item_key
+from nearfar.serve.server import ServerOptions, evaluation_rows, serve
 from nearfar.training.evaluate import rows_of
 from nearfar.training.runs import Run
 from tests.serve.conftest import CLASSES, EACH
@@ -32,7 +32,7 @@ def get(address: str, **headers: str):
 def test_a_run_is_served_and_a_kill_loses_nothing(glyph_runs, glyph_folder) -> None:
     run = glyph_runs[0]
     with started(str(run)) as server:
-        assert f"index is made of {CLASSES * EACH} images" in server.printed or (run / "index").is_dir()
+        assert f"index from {CLASSES * EACH} images" in server.printed or (run / "index").is_dir()
         state = get(f"{server.address}/api/state")
         (about,) = state["runs"]
         assert (about["name"], about["loss"], about["images"]) == ("trained", "MultiSimilarityLoss", CLASSES * EACH)
@@ -44,7 +44,7 @@ def test_a_run_is_served_and_a_kill_loses_nothing(glyph_runs, glyph_folder) -> N
 
         path = sorted(glyph_folder.rglob("*.png"))[5]
         found = json.loads(_post(server.address, "/api/runs/a/search?k=1", path.read_bytes())[1])["neighbours"][0]
-        assert found["item"] == key_of(str(path)) and found["similarity"] == pytest.approx(1, abs=1e-4)
+        assert found["item"] == item_key(str(path)) and found["similarity"] == pytest.approx(1, abs=1e-4)
 
         added: list[str] = []
         enough = threading.Event()
@@ -68,9 +68,9 @@ def test_a_run_is_served_and_a_kill_loses_nothing(glyph_runs, glyph_folder) -> N
         writing.join(PATIENCE)
         assert not writing.is_alive()
     index = open_index(run / "index")
-    kept = {key_of(item.id) for item in index.listed()}
+    kept = {item_key(item.id) for item in index.listed()}
     assert set(added) <= kept and len(kept) - CLASSES * EACH - len(added) in (0, 1)  # one was not answered any more
-    pictures = {key_of(str(path)) for path in (run / "added").glob("*.png")}
+    pictures = {item_key(str(path)) for path in (run / "added").glob("*.png")}
     assert set(added) <= pictures
     with index.change() as change:  # it can be changed as before
         change.remove([item.id for item in index.listed() if item.label.startswith("new")])
@@ -89,7 +89,7 @@ def _post(address: str, path: str, content: bytes, headers: dict[str, str] | Non
 
 def test_the_images_a_run_is_measured_on(glyph_runs) -> None:
     run = Run(glyph_runs[0])
-    evaluated = evaluated_of(run)
+    evaluated = evaluation_rows(run)
     assert evaluated is not None
     assert list(evaluated.ids) == [str(path) for path in rows_of(run, None)[0].paths]
     assert evaluated.query.all() and evaluated.gallery.all() and evaluated.cameras is None
@@ -125,7 +125,7 @@ def test_a_port_that_is_taken(tmp_path, capsys) -> None:
 def test_a_token_that_is_too_weak(token: str, monkeypatch) -> None:
     monkeypatch.setenv("NEARFAR_TOKEN", token)
     with pytest.raises(ValueError, match="NEARFAR_TOKEN must have at least 16 ASCII characters"):
-        serve(["a"], Options(port=0, limits=Limits()))
+        serve(["a"], ServerOptions(port=0, limits=Limits()))
 
 
 def test_another_models_index_is_refused(glyph_runs, capsys, tmp_path) -> None:
@@ -140,5 +140,5 @@ def test_another_models_index_is_refused(glyph_runs, capsys, tmp_path) -> None:
 
 def test_answers_are_sent_at_once() -> None:
     """asyncio turns Nagle's algorithm off for sockets that name their protocol alone: else each takes 40 ms more."""
-    with start._listen("127.0.0.1", 0) as listening:
+    with server._listen("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP

@@ -1,4 +1,4 @@
-"""The split that a data set has when it does not say: classes in halves."""
+"""Names of splits, and the default split: half of the classes for training, half for testing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ _OTHER_NAMES = {
 
 
 def split_name(name: str) -> str | None:
-    """The split that a folder or a column's value means, if any.
+    """The split that the name of a folder or a value of a column stands for, if any.
 
     >>> split_name("Validation"), split_name("birds")
     ('val', None)
@@ -31,18 +31,17 @@ def split_name(name: str) -> str | None:
 
 
 def zero_shot(values: Sequence[Any] | npt.NDArray[Any], known: Sequence[Any] = ()) -> npt.NDArray[np.int8]:
-    """Split ids for labels without a split: the first half of the classes, in sorted order and rounded up, is for
-    training, the second for testing. This is what CUB and Cars do. Labels in `known` count as no class: they are for
-    testing.
+    """Split ids for labels without a split: the first half of the sorted classes (rounded up) is train, the second
+    test, as in CUB and Cars. Rows whose label is in `known` have no class and are test.
     """
-    everything = np.full(len(values), SPLITS.index("train"), np.int8)
-    labels, names = number_classes(values, everything, unlabelled=known)
-    later = (labels >= (len(names) + 1) // 2) | (labels == UNLABELLED)
-    return np.where(later, SPLITS.index("test"), SPLITS.index("train")).astype(np.int8)
+    train = np.full(len(values), SPLITS.index("train"), np.int8)
+    labels, names = number_classes(values, train, unlabelled=known)
+    second_half = (labels >= (len(names) + 1) // 2) | (labels == UNLABELLED)
+    return np.where(second_half, SPLITS.index("test"), SPLITS.index("train")).astype(np.int8)
 
 
 def halves_note(classes: int) -> str:
-    """What `zero_shot` did, in words."""
+    """A note that describes the split of `zero_shot`."""
     return (
         f"no split is given: the first {(classes + 1) // 2:,} classes in sorted order are train, "
         f"the other {classes // 2:,} test"
@@ -50,7 +49,7 @@ def halves_note(classes: int) -> str:
 
 
 def shared_classes(table: Table) -> list[str]:
-    """A note if training classes are tested too: retrieval of unseen classes is not what such a split measures."""
+    """A note if test classes are also training classes, so that the split does not measure unseen classes."""
     if "train" not in table.split_names:
         return []
     train = table.split("train").classes

@@ -110,10 +110,10 @@ def test_a_state_goes_from_any_number_of_ranks_to_any_other() -> None:
 
 def test_too_many_ranks() -> None:
     labels = np.repeat(np.arange(6), 2)
-    with pytest.raises(ValueError, match="12 rows has 6 groups of 2 that stand together, too few for 7 ranks"):
+    with pytest.raises(ValueError, match="12 rows has only 6 groups of 2 rows of a class for 7 ranks"):
         Dealt(PKSampler(labels, 3, 2, world_size=2), 0, 7)
     with pytest.raises(ValueError, match="rank=3 must be from 0 to world_size - 1 = 2"):
         Dealt(PKSampler(labels, 3, 2, world_size=2), 3, 3)
     short = Dealt(PlainSampler(7, 5), 0, 3)  # the last batch has two rows
-    with pytest.raises(ValueError, match="2 rows is too short for 3 ranks"):
+    with pytest.raises(ValueError, match="2 rows is too small for 3 ranks"):
         list(short)
