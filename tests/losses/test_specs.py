@@ -78,6 +78,8 @@ class Problem:
         self.labels = torch.randint(0, CLASSES, (n,), generator=generator)
         columns = {"samples": n, "references": 9, "classes": CLASSES}[self.kind]
         self.spec = draw_spec(draw, self.kind == "classes")
+        if isinstance(self.spec.positive, maps.Distance):  # of normalised vectors; of others, ties at its floor
+            self.spec = self.spec._replace(normalize=(True, True))
         if self.kind == "samples":  # one set, one normalisation
             self.spec = self.spec._replace(normalize=(self.spec.normalize[0],) * 2)
         k = 1 if self.spec.pool is None else 2

@@ -33,23 +33,23 @@ class LossInfo:
     @property
     def row_local(self) -> bool:
         """Whether a row's loss depends on that row's similarities only."""
-        return bool(self.loss.row_local)  # type: ignore[attr-defined]
+        return bool(getattr(self.loss, "row_local", False))
 
     @property
     def needs_class_ids(self) -> bool:
         """Whether every sample must have one class, whatever the arguments are."""
-        return bool(self.loss.needs_class_ids)  # type: ignore[attr-defined]
+        return bool(getattr(self.loss, "needs_class_ids", False))
 
     @property
     def takes_references(self) -> bool:
         """Whether samples may be compared with another set, `ref_emb`."""
         pairs = self.level in ("pair", "pair or class")
-        return pairs and bool(self.loss.takes_references)  # type: ignore[attr-defined]
+        return pairs and bool(getattr(self.loss, "takes_references", False))
 
     @property
     def whole_batch(self) -> bool:
         """Whether it is one number for the batch."""
-        return bool(self.loss.whole_batch)  # type: ignore[attr-defined]
+        return bool(getattr(self.loss, "whole_batch", False))
 
     @property
     def arguments(self) -> dict[str, Any]:
