@@ -181,7 +181,7 @@ def _line(loss: str, rows: list[Row], data: str) -> list[str]:
     collapsed = sum(row.status != "ok" for row in rows)
     why = OF_LOSS.get(loss, {}).get("", {}).get("why", "")
     notes = [f"{collapsed} of {len(rows)} collapsed"] * bool(collapsed) + [why] * bool(why)
-    minutes = f"{_mean(rows, 'minutes'):.1f}"
+    minutes = f"{_mean(rows, 'minutes'):.1f}" if collapsed < len(rows) else "-"
     seeds = ", ".join(str(row.seed) for row in sorted(rows, key=lambda row: row.seed))
     return [name, _figure(rows, "recall"), _figure(rows, "map"), minutes, seeds, "; ".join(notes)]
 
@@ -193,5 +193,7 @@ def _mean(rows: list[Row], name: str) -> float:
 
 def _figure(rows: list[Row], name: str) -> str:
     """The mean over seeds, with the mean of the intervals' ends."""
+    if not any(row.status == "ok" for row in rows):
+        return "-"
     low, high = (_mean(rows, f"{name}_{end}") for end in ("low", "high"))
     return f"{100 * _mean(rows, name):.1f} [{100 * low:.1f}, {100 * high:.1f}]"

@@ -4,8 +4,8 @@
     python -m benchmarks first_runs CUB_200_2011
 
 draws folders of 8 to 40 classes of 8 to 40 images each, trains on each with default options, and appends a row to
-benchmarks/results/first_runs.csv; the newest row of every folder goes into docs/training.md. Draws that are there
-already are passed over, unless --again.
+benchmarks/results/first_runs.csv; docs/training.md has the means by size, of the newest row of every folder. Draws
+that are there already are passed over, unless --again.
 """
 
 import csv
@@ -22,11 +22,14 @@ import nearfar.data
 from benchmarks.results import ROOT, Stamped, append, stamp
 from benchmarks.tables import markdown
 from benchmarks.tables import replace as write_between
+from nearfar.foundation.durations import duration
 from nearfar.training.train import train
 
 CSV = ROOT / "benchmarks" / "results" / "first_runs.csv"
 COUNT = 20
 CLASSES, IMAGES = (8, 40), (8, 40)  # from, to
+SIZES = ((8, 12), (13, 20), (21, 30), (31, 40))  # classes, in the table
+RULED = 40  # the first draw of heads that was made after the rule which chooses had its present form
 
 
 @dataclass(frozen=True)
@@ -117,31 +120,42 @@ def read(path: Path = CSV) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """The newest row of each draw, and their means."""
+    """The newest row of each draw, gathered by size, and every folder whose trained model was kept."""
     parts = []
     for mode in ("frozen", "whole network"):
         own = {row.draw: row for row in rows if row.mode == mode}
-        if not own:
-            continue
         shown = [own[number] for number in sorted(own)]
-        lines = [_line(row) for row in shown]
-        names = ("features", "start", "trained", "gain")
-        means = [float(np.mean([getattr(row, name) for row in shown])) for name in names]
-        lines.append(["**mean**", "", "", *(f"{100 * x:.1f}" for x in means[:3]), f"**{100 * means[3]:+.2f}**", ""])
-        below = sum(row.gain_high < 0 for row in shown)
-        head = ["classes", "images", "kept", "features", "start", "trained", "kept - features", "95 % interval"]
+        if not shown:
+            continue
         days = sorted({row.date[:10] for row in shown})
         when = " to ".join(dict.fromkeys((days[0], days[-1])))
         said = (
-            f"{mode.capitalize()}, {len(shown)} folders of {shown[0].data}, MAP@R in per cent on the test classes; "
-            f"below the features by more than the interval: {below}. {shown[0].cpu}, {shown[0].cores} cores, {when}; "
-            f"{np.median([row.seconds for row in shown]):.0f} s a run."
+            f"{mode.capitalize()}, {len(shown)} folders of {shown[0].data}: mean MAP@R in per cent on the test "
+            f"classes. {shown[0].cpu}, {shown[0].cores} cores, {when}; "
+            f"{duration(float(np.median([row.seconds for row in shown])))} a run."
         )
-        parts += [said, markdown(head, lines)]
-    return "\n\n".join(parts)
+        groups = {f"{low} to {high}": [row for row in shown if low <= row.classes <= high] for low, high in SIZES}
+        groups["**all**"] = shown
+        if mode == "frozen":
+            groups["draws made after the rule"] = [row for row in shown if row.draw >= RULED]
+        head = ["classes", "folders", "trained kept", "features", "start", "trained", "kept - features"]
+        parts += [said, markdown(head, [_means(name, group) for name, group in groups.items() if group])]
+        parts += ["\n".join(_told(row) for row in shown if row.kept == "trained")]
+    return "\n\n".join(part for part in parts if part)
 
 
-def _line(row: Row) -> list[str]:
-    numbers = [f"{100 * value:.1f}" for value in (row.features, row.start, row.trained)]
-    interval = f"{100 * row.gain_low:+.1f} to {100 * row.gain_high:+.1f}"
-    return [str(row.classes), str(row.images), row.kept, *numbers, f"{100 * row.gain:+.1f}", interval]
+def _means(name: str, rows: list[Row]) -> list[str]:
+    features, start, trained, gain = (
+        100 * float(np.mean([getattr(row, field) for row in rows]))
+        for field in ("features", "start", "trained", "gain")
+    )
+    kept = sum(row.kept == "trained" for row in rows)
+    return [name, str(len(rows)), str(kept), f"{features:.1f}", f"{start:.1f}", f"{trained:.1f}", f"{gain:+.2f}"]
+
+
+def _told(row: Row) -> str:
+    below = ", below them by more than the interval" if row.gain_high < 0 else ""
+    return (
+        f"- trained model kept: {row.classes} classes, {row.images} images, {100 * row.gain:+.1f} points against the "
+        f"features (95 % interval {100 * row.gain_low:+.1f} to {100 * row.gain_high:+.1f}){below}"
+    )

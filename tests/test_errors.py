@@ -24,7 +24,6 @@ from nearfar.imaging import BrokenImageError
 from nearfar.models import Embedder
 from nearfar.training.config import DataConfig, TrainConfig
 from nearfar.training.options import to_yaml
-from nearfar.training.train import StoppedError
 from tests.data.making import image
 
 SOURCE = Path(nearfar.__file__).parent
@@ -86,7 +85,7 @@ def test_what_is_for_users_is_one_line(
 ) -> None:
     code, said = ending(made(kind), monkeypatch, capsys)
     assert said == "nearfar env: a.jpg: cut off\n"
-    assert code == (130 if kind is StoppedError else 2)
+    assert code == kind.exit_code
 
 
 @pytest.mark.parametrize(

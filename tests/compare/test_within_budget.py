@@ -24,6 +24,7 @@ from nearfar.data import FeatureCache
 from nearfar.training import finish
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import with_options
+from nearfar.training.timing import lacking_features
 from tests.compare.making import SHARED, data, small, trunk_file
 from tests.compare.test_compare import Killed, without_times
 from tests.training.making import patterns
@@ -196,8 +197,8 @@ def test_a_long_training_is_cut_short_and_the_rest_calculated(tmp_path: Path, we
 def test_features_that_are_there_cost_nothing(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
     _, ground, rows = prepared(weights)
-    assert costs_module._lacking(ground.embedder, rows.test) == len(rows.test) == 72
-    assert costs_module._lacking(ground.embedder, rows.seen) == 0
+    assert lacking_features(ground.embedder, rows.test) == len(rows.test) == 72
+    assert lacking_features(ground.embedder, rows.seen) == 0
 
 
 def test_features_that_would_take_too_long_are_not_begun(

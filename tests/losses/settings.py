@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "CircleLoss": [
         {"m": 0.25, "gamma": 1024.0},
         {"O_p": 0.9, "O_n": 0.1, "delta_p": 0.6, "delta_n": 0.3, "gamma": 10.0},
+        {"slope_p": 0.5, "slope_n": 3.0, "gamma": 20.0},
         {"num_classes": CLASSES, "embedding_size": SIZE, "m": 0.25, "gamma": 256.0},
         {"num_classes": CLASSES, "embedding_size": SIZE, "m": by_class, "gamma": 16.0},
     ],

@@ -203,7 +203,8 @@ def test_gradcheck_of_circle(setting: Setting) -> None:
         return torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(columns).t()
 
     pace = similarities(x, x if loss.weight is None else loss.weight.detach())
-    pace_p, pace_n = torch.relu(loss.O_p - pace), torch.relu(pace - loss.O_n)
+    pace_p = loss.slope_p * torch.relu(loss.O_p - pace)
+    pace_n = loss.slope_n * torch.relu(pace - loss.O_n)
 
     def held(x: Tensor, columns: Tensor) -> Tensor:
         s = similarities(x, columns)

@@ -45,9 +45,11 @@ def circle(
     O_n: float | None = None,
     delta_p: float | None = None,
     delta_n: float | None = None,
+    slope_p: float = 1.0,
+    slope_n: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """log[1 + sum_j exp(gamma a_n (s_n - delta_n)) sum_i exp(-gamma a_p (s_p - delta_p))]; a_p = [O_p - s_p]_+ and
-    a_n = [s_n - O_n]_+ are constants in the gradient. Sun et al., CVPR 2020, arXiv 2002.10857, eq. 4-6."""
+    """log[1 + sum_j exp(gamma a_n (s_n - delta_n)) sum_i exp(-gamma a_p (s_p - delta_p))]; a_p = slope_p
+    [O_p - s_p]_+ and a_n = slope_n [s_n - O_n]_+ are constants in the gradient. Sun et al., CVPR 2020, arXiv 2002.10857, eq. 4-6."""
 
     def m_of(r: int) -> float:
         """Of the sample's class, where there is one by class."""
@@ -55,12 +57,12 @@ def circle(
 
     def u(r: int, i: int) -> Tensor:
         s = cosine(case.x[r], case.columns[i])
-        alpha = torch.relu((1 + m_of(r) if O_p is None else O_p) - s).detach()
+        alpha = slope_p * torch.relu((1 + m_of(r) if O_p is None else O_p) - s).detach()
         return -gamma * alpha * (s - (1 - m_of(r) if delta_p is None else delta_p))
 
     def v(r: int, j: int) -> Tensor:
         s = cosine(case.x[r], case.columns[j])
-        alpha = torch.relu(s - (-m_of(r) if O_n is None else O_n)).detach()
+        alpha = slope_n * torch.relu(s - (-m_of(r) if O_n is None else O_n)).detach()
         return gamma * alpha * (s - (m_of(r) if delta_n is None else delta_n))
 
     return joint(case, u, v)

@@ -145,4 +145,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main(["duplicates", str(folder), "--run", str(made.folder), "--threshold", "0.99999"]) == 0
     (tmp_path / "empty").mkdir()
     assert main(["duplicates", str(tmp_path / "empty")]) == 2
-    assert "has no images in it" in capsys.readouterr().err
+    assert "contains no images" in capsys.readouterr().err

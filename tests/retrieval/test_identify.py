@@ -259,5 +259,5 @@ def test_what_is_promised_in_words(dogs: Path) -> None:
     made, index = Run(dogs / "run"), open_index(dogs / "run" / "index")
     found = calibration_of(made, index.about, np.full(50, 2), 0.05, 0.5)
     assert "Carried on from 29 enrolled classes" in in_words(found)
-    assert "(0 to 2.0 %);" in in_words(SURE) and "90 % are named, and rightly (80 to 95 %)" in in_words(SURE)
+    assert "(0 to 2 %);" in in_words(SURE) and "90 % are named, and rightly (80 to 95 %)" in in_words(SURE)
     assert "nearest image" in in_words(OpenSet.from_dict({**SURE.to_dict(), "rule": "nearest"}))

@@ -349,7 +349,7 @@ def test_index_search_and_embed_from_the_command_line(
     assert "31 embedded" in said("index", other, *place, "--rebuild")
     assert "has no calibrated threshold" in said("search", other, query, *place, "--threshold", "calibrated", code=2)
     (tmp_path / "empty").mkdir()
-    assert "has no images in it" in said("index", folder, str(tmp_path / "empty"), code=2)
+    assert "contains no images" in said("index", folder, str(tmp_path / "empty"), code=2)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     assert "broken.png: not an image" in said("search", other, str(broken), *place, code=2)

@@ -45,7 +45,7 @@ def photos(folder: Path, classes: int = 10, each: int = 6, noise: float = 30.0) 
 PROMISE = OpenSet("template", 0.45, 0.01, 0.01, (0.0, 0.02), 0.9, (0.8, 0.95), 0.5, -4.0, 10.0, 10, 10, 30, 3.0)
 
 
-def promised(about, counts) -> OpenSet:
+def promised(about, counts, far) -> OpenSet:
     """A calibration that a child could make."""
     return PROMISE
 

@@ -1,5 +1,6 @@
 """Who it is, through the API: against templates by hand, and as the gallery changes."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -64,7 +65,8 @@ def test_without_calibration_there_are_similarities(tmp_path) -> None:
 def test_it_is_calibrated_once_and_again_when_the_classes_change(tmp_path) -> None:
     asked: list[list[int]] = []
 
-    def calibrate(about, counts):
+    def calibrate(about, counts, far):
+        assert far == 0.01
         asked.append(counts.tolist())
         if len(counts) > 4:
             raise NotCalibratedError("too many")
@@ -86,6 +88,22 @@ def test_it_is_calibrated_once_and_again_when_the_classes_change(tmp_path) -> No
         assert asked == [[2, 2, 2, 2], [1, 2, 2, 2, 2]]
         asking.delete(f"/api/runs/a/items/{added['added']['item']}", headers=bearer())
         assert found()["nearest"] != "mine" and asked[2:] == [[2, 2, 2, 2]]
+
+
+def test_the_rate_is_chosen_and_each_is_calibrated_once(tmp_path) -> None:
+    asked: list[float] = []
+
+    def calibrate(about, counts, far):
+        asked.append(far)
+        return dataclasses.replace(PROMISE, wished=far)
+
+    with client(served(tmp_path, classes=4, each=2, calibrate=calibrate)) as asking:
+        wished = [
+            asking.post(f"/api/runs/a/identify?far={rate}", content=picture()).json()["calibration"]["wished"]
+            for rate in ("0.1", "0.2", "0.1", "0.01")
+        ]
+        assert wished == [0.1, 0.2, 0.1, 0.01] and sorted(asked) == [0.01, 0.1, 0.2]
+        assert asking.post("/api/runs/a/identify?far=0.123", content=picture()).status_code == 422
 
 
 def test_a_gallery_without_classes_says_so(tmp_path) -> None:

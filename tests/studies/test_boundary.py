@@ -1,17 +1,19 @@
 """The numbers behind the boundaries: logits, limits and zones against the papers' closed forms."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from nearfar.studies import boundary
+from nearfar.studies import boundary, crossing, shapes
 from nearfar.studies.boundary import Options
 from nearfar.studies.margins import ANGLES, Member, arcs, family, zones
 from nearfar.studies.toy import characters, class_loss, degrees, spread, train
-from nearfar.training.config import LossConfig
-from nearfar.training.options import ConfigError
+from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.options import ConfigError, with_options
+from tests.training.making import SMALL, patterns
 
 S, M4, M_COS, M_ARC, M_CIRCLE = 24.0, 4.0, 0.35, 0.5, 0.25
 
@@ -130,13 +132,62 @@ def test_toys_are_trained_and_told_apart() -> None:
     assert after < 25 < before
 
 
+def test_shapes_all_pass_through_the_target() -> None:
+    m = 0.25
+    for name, member in shapes.shapes(m, 64.0).items():
+        near = np.arccos(1 - m), np.arccos(m)
+        turned = np.deg2rad(2.0)
+        inside = member.accepted(np.array([near[0] - turned, near[0] + turned]), np.array([near[1]] * 2))
+        assert inside.tolist() == [True, False], name
+
+
+@pytest.mark.parametrize(("name", "slopes"), [("tall ellipse", (1.5, 0.5)), ("flat ellipse", (0.5, 1.5))])
+def test_ellipses_are_ellipses(name: str, slopes: tuple[float, float]) -> None:
+    """slope_n (s_n² - m²) + slope_p ((1 - s_p)² - m²) = 0, as read off the loss and as drawn."""
+    m, (k_n, k_p) = 0.25, slopes
+    member = shapes.shapes(m, 64.0)[name]
+    for s_n in (0.0, 0.1, 0.2):
+        s_p = 1 - math.sqrt(m**2 - k_n / k_p * (s_n**2 - m**2))
+        limit = member.own_limit(math.acos(s_n))
+        assert math.cos(limit) == pytest.approx(s_p, abs=5e-3)
+        x, y = crossing.line(member)
+        assert np.interp(s_n, x, y) == pytest.approx(s_p, abs=2e-3)
+
+
+def test_what_is_said_of_shapes() -> None:
+    end = {"inside": 0.9, "s_n": 0.2, "s_p": 0.8, "spread": 0.1}
+    rows = [{"shape": "circle", **end, "recall@1": 0.8, "recall@1 ±": 0.01}]
+    rows.append({"shape": "straight", **end, "inside": 0.1, "recall@1": 0.7, "recall@1 ±": 0.01})
+    words = shapes.sentences(rows)
+    assert "circle 90 % inside, about (0.20, 0.80), spread 0.100; straight 10 % inside" in words[0]
+    assert words[2].startswith("Does the shape matter for unseen classes: yes: circle is 10.0 points above straight")
+    assert words[2].endswith("1 have most of their pairs inside in the end: circle.")
+    rows[1]["recall@1"] = 0.79
+    assert "cannot be told" in shapes.sentences(rows)[2]
+
+
 def test_the_study(tmp_path) -> None:
-    found = boundary.run(Options().small(), tmp_path, print)
+    options = replace(Options().small(), parts=("angles", "toys"))
+    found = boundary.run(options, tmp_path, print)
     assert set(found.figures) == {"logits", "boundaries", "circle", "sphere"}
     assert len(found.tables["toys"]) == 10 and len(found.tables["logits"]) == 5 * 181
     assert "At 60° from another class" in found.sentences[0] and "Circle nowhere" in found.sentences[0]
 
 
-def test_wrong_options() -> None:
-    with pytest.raises(ConfigError, match="at least 3 classes"):
-        Options(classes=2)
+def test_shapes_are_compared(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearfar.studies.heads.reopen", lambda path, layout=None: patterns())
+    config = with_options(TrainConfig(), {**SMALL, "path": "patterns", "options": {"width": 4}})
+    options = replace(Options().small(), parts=("shapes",), steps=4, config=config)
+    found = boundary.run(options, tmp_path, print)
+    assert [row["shape"] for row in found.tables["shapes"]] == list(shapes.shapes(0.25, 64.0))
+    assert set(found.figures) == {"shapes", "shapes-recall"}
+    assert all(0 <= row["inside"] <= 1 and 0 < row["recall@1"] <= 1 for row in found.tables["shapes"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"toy_classes": 2}, "at least 3 classes"), ({"parts": ("shape",)}, "no part shape"), ({"m": 0.6}, "is a target")],
+)
+def test_wrong_options(wrong: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Options(**wrong)

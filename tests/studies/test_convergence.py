@@ -24,8 +24,9 @@ from nearfar.studies.convergence import (
 from nearfar.studies.crossing import Tracker, members, spread_of
 from nearfar.studies.networks import Networks
 from nearfar.studies.study import Findings, run_study
-from nearfar.training.config import TrainConfig
+from nearfar.training.config import OptimiserConfig, TrainConfig
 from nearfar.training.options import ConfigError, with_options
+from tests.compare.making import trunk_file
 from tests.training.making import SMALL, patterns
 
 CURVE = {
@@ -77,12 +78,22 @@ def test_sentences_say_who_gets_there_first() -> None:
 
 
 def test_the_search_begins_with_the_defaults_and_stays_near_them() -> None:
-    assert trial_options("ProxyAnchorLoss", 0, 0) == {}
-    drawn = [trial_options("ProxyAnchorLoss", trial, 0) for trial in (1, 2)]
-    assert drawn[0] != drawn[1] and drawn[0] == trial_options("ProxyAnchorLoss", 1, 0)
+    own = OptimiserConfig(lr=1e-3, proxies=2.0)
+    assert trial_options("ProxyAnchorLoss", 0, own, 0) == {}
+    drawn = [trial_options("ProxyAnchorLoss", trial, own, 0) for trial in (1, 2)]
+    assert drawn[0] != drawn[1] and drawn[0] == trial_options("ProxyAnchorLoss", 1, own, 0)
     for options in drawn:
         assert set(options) == {"lr", "optimiser.proxies", "loss.margin", "loss.alpha"}
+        assert 1e-3 / 3.1 <= options["lr"] <= 3.1e-3 and 2 / 3.1 <= options["optimiser.proxies"] <= 6.2
         assert 32 / 3 <= options["loss.alpha"] <= 96 and 0 <= options["loss.margin"] <= 0.225
+    own = OptimiserConfig(lr=1e-3, classes=1e-2)  # absolute, as the defaults have it
+    assert 1e-2 / 3.1 <= trial_options("ProxyAnchorLoss", 1, own, 0)["optimiser.classes"] <= 3.1e-2
+    assert trial_options("TripletMarginLoss", 1, own, 0)["loss.mining"] in (
+        "batch_hard",
+        "easy_positive",
+        "semihard",
+        "all",
+    )
     tried = [
         {"search": "A", "options": {}, "recall@1": 0.5},
         {"search": "A", "options": {"lr": 1.0}, "recall@1": None},
@@ -213,3 +224,14 @@ def test_a_killed_study_ends_with_the_same_numbers(
 def test_wrong_options(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Options(**wrong)
+
+
+def test_heads_on_a_frozen_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--freeze, by the same steps."""
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nearfar.studies.heads.reopen", lambda path, layout=None: patterns())
+    options = {**SMALL, "path": "patterns", "weights": trunk_file(tmp_path), "freeze": True}
+    small = replace(Options().small(), config=with_options(TrainConfig(), options), tracked=0)
+    found = run_study("convergence", small, out=tmp_path / "study", progress=print)
+    assert set(found.figures) == {"recall", "similarities"}
+    assert len({row["start recall@1"] for row in found.tables["ends"]}) == 1

@@ -8,15 +8,24 @@ import pytest
 
 from nearfar.compare import trial
 from nearfar.studies import sensitivity
-from nearfar.studies.sensitivity import LINES, MAPS, Options, draw, loss_of, sentences, settings_of
+from nearfar.studies.sensitivity import LINES, MAPS, Options, about_alpha, draw, loss_of, sentences, settings_of
 from nearfar.training.build import build_loss
 from nearfar.training.config import TrainConfig
-from nearfar.training.options import ConfigError
+from nearfar.training.options import ConfigError, with_options
+from tests.training.making import SMALL, patterns
 
 
 def test_the_grids_are_the_papers() -> None:
     counts = {part: len(settings_of(part, Options())) for part in (*MAPS, *LINES)}
-    assert counts == {"gamma-m": 36, "optima": 9, "margins": 9, "alpha-delta": 25, "scale": 18, "dimension": 12}
+    assert counts == {
+        "gamma-m": 36,
+        "optima": 9,
+        "margins": 9,
+        "alpha-delta": 25,
+        "scale": 18,
+        "dimension": 12,
+        "alpha": 5,
+    }
     for part in counts:
         settings = settings_of(part, Options())
         assert len({tuple(setting.items()) for setting in settings}) == len(settings)
@@ -25,7 +34,7 @@ def test_the_grids_are_the_papers() -> None:
     assert {setting["alpha"] for setting in settings_of("alpha-delta", Options())} == {4, 8, 16, 32, 64}
 
 
-@pytest.mark.parametrize("part", [*MAPS, "scale"])
+@pytest.mark.parametrize("part", [*MAPS, "scale", "alpha"])
 def test_a_setting_is_what_the_loss_is_built_with(part: str) -> None:
     for setting in settings_of(part, Options()):
         loss: Any = build_loss((loss_of(part, setting),), 3, 4)
@@ -34,7 +43,7 @@ def test_a_setting_is_what_the_loss_is_built_with(part: str) -> None:
             scale = loss.gamma if setting["loss"] == "CircleLoss/class" else loss.scale
             assert scale == setting["gamma"] and loss.weight.shape == (3, 4)
         else:
-            assert all(getattr(loss, name) == setting[name] for name in MAPS[part])
+            assert all(getattr(loss, name) == setting[name] for name in MAPS.get(part, (part,)))
     if part == "optima":  # the others are as m gives them
         assert (loss.delta_p, loss.delta_n, loss.gamma) == (0.6, 0.4, 80)
 
@@ -63,6 +72,29 @@ def test_run(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     other = sensitivity.run(turned, tmp_path / "turned", print)
     for part in options.parts:
         assert sorted(map(str, other.tables[part])) == sorted(map(str, found.tables[part]))
+
+
+def test_alpha_on_whole_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearfar.studies.heads.reopen", lambda path, layout=None: patterns())
+    config = with_options(TrainConfig(), {**SMALL, "path": "patterns", "options": {"width": 4}})
+    options = Options(parts=("alpha",), alpha=(4.0, 32.0), steps=4, seeds=2, classes=12, config=config)
+    found = sensitivity.run(options, tmp_path, print)
+    rows = found.tables["alpha"]
+    assert [row["alpha"] for row in rows] == [4, 32] and list(found.figures) == ["alpha"]
+    assert rows[0]["recall@1"] != rows[1]["recall@1"]
+    assert found.sentences[-1].startswith("The setting: convnet of width 4, 4 steps")
+
+
+def test_what_is_said_of_alpha() -> None:
+    rows = [
+        {"alpha": alpha, "recall@1": value, "recall@1 ±": 0.01}
+        for alpha, value in ((4.0, 0.5), (16.0, 0.6), (32.0, 0.7), (64.0, 0.65))
+    ]
+    words = about_alpha(rows)
+    assert "holds here: α = 32 gives +10.0 points to α = 16" in words
+    assert "cannot be told here" in about_alpha([{**row, "recall@1 ±": 0.1} for row in rows])
+    assert "does not hold here" in about_alpha([rows[1], {**rows[2], "recall@1": 0.5}])
+    assert "without values on both sides" in about_alpha(rows[:2])
 
 
 def test_sentences_and_map() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from PIL import Image
 import nearfar.data
 from nearfar.cli import main
 from nearfar.data.survey import survey
+from nearfar.serve import server
+from nearfar.serve.served_run import ServedRun
 from nearfar.training.evaluate import evaluate, rows_of
 from nearfar.training.kept_split import KeptSplit, parts_of
 from nearfar.training.options import ConfigError
@@ -70,7 +73,7 @@ def test_an_added_class_shifts_nothing(run: Run, data: Path) -> None:
         Image.fromarray(np.full((16, 16), hash(path.name) % 200, np.uint8)).save(path)
     assert names_tested(run) == {f"pattern {i}" for i in range(5, 10)}
     notes = parts_of(run).notes
-    assert any(note.startswith("1 classes are new, never seen by the run") and "a new one" in note for note in notes)
+    assert any(note == "never seen by the run, and not measured: 1 class (a new one)" for note in notes)
     before = run.metrics["after"]["map@r"]
     assert evaluate(run)["map@r"] == before
 
@@ -80,7 +83,7 @@ def test_the_run_s_folder_given_as_data_is_measured_without_what_was_trained_on(
     for number, path in enumerate(sorted((data / "a new one").iterdir())):
         Image.fromarray(np.full((16, 16), 10 * number, np.uint8)).save(path)
     assert names_tested(run, data) == {f"pattern {i}" for i in range(5, 10)} | {"a new one"}
-    assert "25 images are left out: they, or their classes, were trained on" in rows_of(run, data)[1]
+    assert "left out, since they or their classes were trained on: 25 images" in rows_of(run, data)[1]
 
 
 def test_other_data_is_measured_whole_but_for_copies_of_trained_pictures(run: Run, data: Path, tmp_path: Path) -> None:
@@ -90,8 +93,8 @@ def test_other_data_is_measured_whole_but_for_copies_of_trained_pictures(run: Ru
     shutil.copy(data / "pattern 0" / "000.png", other / "pattern 1" / "copy.png")
     table, notes = rows_of(run, other)
     assert len(table) == 12
-    assert notes[0].startswith("1 images are left out")
-    assert any("with the name of a trained one" in note for note in notes)
+    assert notes[0] == "left out, since they or their classes were trained on: 1 image"
+    assert any(note.startswith("in classes with the name of a trained one: ") for note in notes)
 
 
 def test_gone_changed_and_moved_pictures_are_told(run: Run, data: Path) -> None:
@@ -100,9 +103,12 @@ def test_gone_changed_and_moved_pictures_are_told(run: Run, data: Path) -> None:
     Image.fromarray(np.zeros((16, 16), np.uint8)).save(changed)
     (data / "pattern 7" / "035.png").rename(data / "pattern 7" / "renamed.png")
     parts = parts_of(run)
-    assert any(note.startswith("5 images of the run are no longer there: pattern 5/025.png") for note in parts.notes)
-    assert any("1 images have other content" in note and "pattern 6/030.png" in note for note in parts.notes)
-    assert any("1 images have another name" in note and "renamed.png" in note for note in parts.notes)
+    first = ", ".join(f"pattern 5/02{number}.png" for number in (5, 6, 7))
+    assert parts.notes == (
+        f"no longer there: 5 images ({first}, ...)",
+        "changed since the run began: 1 image (pattern 6/030.png)",
+        "renamed or copied since, and counted as what they were: 1 image (pattern 7/renamed.png)",
+    )
     assert parts.test is not None and len(parts.test) == 20
 
 
@@ -125,7 +131,7 @@ def test_images_of_a_test_class_moved_into_a_trained_one_are_not_measured(run: R
         path.rename(data / trained / f"moved-{path.name}")
     parts = parts_of(run)
     assert parts.test is not None and len(parts.test) == 20
-    assert any("now in classes that were trained on: they are not measured" in note for note in parts.notes)
+    assert any("moved to classes that were trained on, and not measured: " in note for note in parts.notes)
 
 
 def test_runs_from_before_are_split_anew_and_say_so(run: Run) -> None:
@@ -151,7 +157,7 @@ def test_unreadable_pictures_are_left_out_and_repaired_ones_are_new(tmp_path: Pa
     row = next(row for row in lines(run) if row["role"] == "left out")
     assert row["image"] == "pattern 6/030.png" and row["reason"]
     broken.write_bytes(whole)
-    assert any("are new, of test classes" in note for note in parts_of(run).notes)
+    assert any(note.startswith("new, in test classes, and not measured: ") for note in parts_of(run).notes)
     assert len(rows_of(run, None)[0]) == 24
 
 
@@ -172,7 +178,7 @@ def test_going_on_with_other_pictures_is_refused(tmp_path: Path, data: Path, mon
     path = data / seen["image"]
     whole = path.read_bytes()
     path.unlink()
-    with pytest.raises(RunError, match=r"1 of the images that .* trains on are gone or changed"):
+    with pytest.raises(RunError, match=r"images that .* trains on are gone or changed: 1 \(pattern"):
         train(resume=run.folder, quiet=True)
     path.write_bytes(whole)
     assert train(resume=run.folder, quiet=True).finished
@@ -188,19 +194,52 @@ def test_splits_of_what_is_not_files(tmp_path: Path) -> None:
     assert kept.match(table, found).parts().test is not None
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["export", "--format", "safetensors"], ["index"]])
-def test_commands_say_what_has_changed(
-    run: Run, data: Path, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def change(data: Path) -> None:
+    """A class is added, one is removed, and a picture of a third replaced."""
     shutil.copytree(data / "pattern 9", data / "a new one")
     for number, path in enumerate(sorted((data / "a new one").iterdir())):
         Image.fromarray(np.full((16, 16), 10 * number, np.uint8)).save(path)
     shutil.rmtree(data / "pattern 5")
+    Image.fromarray(np.full((16, 16), 77, np.uint8)).save(data / "pattern 6" / "030.png")
+
+
+CHANGES = (
+    "no longer there: 5 images (pattern 5/025.png, ",
+    "changed since the run began: 1 image (pattern 6/030.png)",
+    "never seen by the run, and not measured: 1 class (a new one)",
+)
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["report"], ["export", "--format", "safetensors"], ["index"]])
+def test_commands_say_what_has_changed(
+    run: Run, data: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(data)
     assert main([command[0], str(run.folder), *command[1:]]) == 0
     said = capsys.readouterr().out
-    assert "never seen by the run" in said and "a new one" in said and "no longer there" in said
+    assert [words for words in CHANGES if words not in said] == []
     if command[0] == "report":
-        assert "never seen by the run" in (run.folder / "report.html").read_text()
+        page = (run.folder / "report.html").read_text()
+        assert [words for words in CHANGES if words not in page] == []
+
+
+def test_the_server_says_what_has_changed_and_judges_by_the_split(
+    run: Run, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(data)
+    served: list[ServedRun] = []
+
+    def app(runs: Mapping[str, ServedRun], **_: object) -> None:
+        served.extend(runs.values())
+
+    monkeypatch.setattr(server, "create_app", app)
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
+    assert main(["serve", str(run.folder), "--port", "0"]) == 0
+    said = capsys.readouterr().out
+    assert [words for words in CHANGES if f"note: {words}" not in said] == []
+    assert "run: 50 images of 10 classes" in said  # the gallery is the folder as it is now
+    mistakes = served[0].mistakes()
+    assert mistakes["evaluation"] and mistakes["queries"] == 20  # of the four test classes that are left
 
 
 def test_a_run_tested_on_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +260,7 @@ def test_a_run_tested_on_other_data(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {name: value for name, value in evaluate(run, others).items() if name in run.metrics["after"]} == {
         **run.metrics["after"]
     }
-    assert any("1 images are left out" in note for note in found["notes"])
+    assert "left out, since they or their classes were trained on: 1 image" in found["notes"]
     assert "test recall@1" in (run.folder / "curves.csv").read_text().splitlines()[0]
     assert main(["report", str(run.folder)]) == 0
     with pytest.raises(ConfigError, match="that was not trained on: nothing can be measured"):

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 
 from nearfar.cli import main
 from nearfar.losses import list_losses
+from nearfar.training.build import build_embedder
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.defaults import resolve
 from nearfar.training.loss_defaults import OF_ALL, OF_LOSS, STARTS, defaults_of, defaults_of_all
@@ -77,3 +79,15 @@ def test_the_command_shows_them(name: str, capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert all(start in out for start in STARTS.values())
     assert f"{defaults_of(name, 'scratch').classes:g}" in out
+
+
+def test_a_head_scaled_at_the_start_gives_shorter_embeddings() -> None:
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    norms = []
+    for scale in (1.0, 0.3):
+        config = resolved(loss="NPairsLoss", head="mlp", dimension=6, head_scale=scale, options={"width": 4})
+        torch.manual_seed(0)
+        embedder = build_embedder(config).eval()
+        norms.append(embedder.project(embedder.features(images), free_norm=True).norm(dim=1))
+    assert torch.allclose(0.3 * norms[0], norms[1], rtol=1e-4)
+    assert resolved(loss="NPairsLoss").model.head_scale == defaults_of("NPairsLoss", "scratch").head_scale < 1

@@ -151,6 +151,7 @@ def test_a_run_learns_from_parts(tmp_path: Path) -> None:
 
     config = with_options(TrainConfig(), {"select": "hard", "keep": "0.5"})
     assert (config.select, config.select_keep, config.evaluation.keep) == ("hard", 0.5, None)
+    assert with_options(TrainConfig(), {"evaluation.keep": "0.5"}).select_keep == 0.5  # as the command line has it
     assert with_options(TrainConfig(), {"keep": "trained"}).evaluation.keep == "trained"
     options = {**SMALL, "epochs": 10, "loss": "MultiSimilarityLoss", "validation": 0, "keep": 0.5, "quiet": True}
     run = train(patterns(), out=str(tmp_path / "run"), select="hard", **options)

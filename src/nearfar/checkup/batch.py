@@ -1,12 +1,10 @@
 """The batch doctor called on the first batch of a run, before there is one; or after, by the run's model."""
 
-from dataclasses import replace
-
 import torch
 
 from nearfar.data import Table
+from nearfar.training.candidates import on_cached_features
 from nearfar.training.config import TrainConfig
-from nearfar.training.defaults import is_pretrained
 from nearfar.training.doctor import BatchReport, diagnose_batch
 from nearfar.training.norms import set_norms
 from nearfar.training.prepare import Prepared, prepare
@@ -23,10 +21,8 @@ def look_at_batch(
         prepared = prepare(config, table, display=display)
         embedder, parts, chosen = prepared.embedder, prepared.parts, prepared.config
         if run is None:
-            pretrained = is_pretrained(chosen.model.backbone or "", chosen.model.weights)
-            # By way of the cache, where they stay for a run that freezes the trunk.
-            cached = replace(chosen, model=replace(chosen.model, freeze=True)) if pretrained else chosen
-            start(embedder, prepared.loss, parts.train, cached, display=display)
+            # By way of the cache, where the features stay for a run that freezes the trunk.
+            start(embedder, prepared.loss, parts.train, on_cached_features(chosen), display=display)
         else:
             embedder.load_state_dict(run.model().state_dict())
         set_norms(embedder, prepared.loss, chosen.model)

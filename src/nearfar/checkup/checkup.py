@@ -13,7 +13,7 @@ import numpy as np
 from nearfar.checkup import classes, files
 from nearfar.checkup.batch import look_at_batch
 from nearfar.checkup.duration import Duration, duration, in_words
-from nearfar.checkup.finding import Finding, aligned, counted, numbered
+from nearfar.checkup.finding import Finding, aligned, numbered
 from nearfar.checkup.near import MOST_IMAGES, Strings, nearly_identical, sample
 from nearfar.data import Table
 from nearfar.data.opening import reopen
@@ -22,7 +22,7 @@ from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import is_pretrained, resolve
 from nearfar.training.doctor import BatchReport
 from nearfar.training.prepare import Prepared, prepare
-from nearfar.training.progress import Display
+from nearfar.training.progress import Display, counted
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts, split
 

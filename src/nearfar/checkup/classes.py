@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.checkup.finding import Finding, counted, first
+from nearfar.checkup.finding import Finding, first
 from nearfar.data import Table
 from nearfar.evaluation.class_calibration import CLASSES
+from nearfar.training.progress import counted
 from nearfar.training.splits import FEW_CLASSES, Parts
 
 ENOUGH_CLASSES = 16  # half of them are trained on, and some of these held out
-COMPARED = 8  # training classes that the four folds of a comparison take
 UNEQUAL = 10  # times the median
 MOST_NAMES = 8
 
@@ -35,9 +35,7 @@ def too_few(table: Table, parts: Parts | None) -> list[Finding]:
     if held < CLASSES:
         follows.append(f"there will be no threshold, which takes {CLASSES} held-out classes of two pictures or more")
     if count < ENOUGH_CLASSES:
-        follows.append("all numbers will be uncertain (nearfar evaluate RUN --ci says by how much)")
-    if trained < COMPARED:
-        follows.append(f"nearfar compare needs --folds {max(2, trained // 2)}")
+        follows.append("all numbers will be uncertain, as their intervals say")
     if not follows:
         return []
     tested = "" if parts.test is None else f", {parts.test.num_classes} are tested"

@@ -4,14 +4,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nearfar.data import FeatureCache, Table
-from nearfar.foundation.folders import cache_folder
-from nearfar.models import Embedder
+from nearfar.data import Table
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
 from nearfar.training.splits import Parts, split
-from nearfar.training.timing import Costs, Counts, counted, measured, training_time
+from nearfar.training.timing import Costs, Counts, counted, lacking_features, measured, training_time
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,9 @@ def duration(config: TrainConfig, table: Table) -> Duration:
     """Of runs with this configuration on these rows, on this machine, if nothing else uses it."""
     parts, heads = (split(table, config.data, config.seed, frozen=frozen) for frozen in (False, True))
     costs, counts = measured(config, parts), counted(parts, heads)
-    missing = 0
-    if table.images is not None:
-        with torch.random.fork_rng(devices=[]):
-            chosen = resolve(replace(config, model=replace(config.model, head_start="random")), parts.train)
-            missing = missing_features(build_embedder(chosen), table)
-    features = missing * costs.embed
+    with torch.random.fork_rng(devices=[]):
+        chosen = resolve(replace(config, model=replace(config.model, head_start="random")), parts.train)
+        features = lacking_features(build_embedder(chosen), table) * costs.embed
     full = frozen = None
     if costs.everything is not None:
         full = features + _training(config, parts, "everything", counts.folds, costs, counts)
@@ -54,13 +49,6 @@ def _training(config: TrainConfig, parts: Parts, way: str, folds: int, costs: Co
     epochs = resolve(config, parts.train).epochs
     assert epochs is not None
     return training_time(way, epochs, folds, costs, counts)
-
-
-def missing_features(embedder: Embedder, table: Table) -> int:
-    """How many images the cache has no features of."""
-    assert table.images is not None
-    cache = FeatureCache(cache_folder() / "features", embedder.feature_key())
-    return cache.lacking(table.images)
 
 
 def in_words(seconds: float) -> str:

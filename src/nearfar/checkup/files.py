@@ -3,9 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.checkup.finding import Finding, counted, first
+from nearfar.checkup.finding import Finding, first
 from nearfar.data import Table
 from nearfar.data.survey import Survey, row_name
+from nearfar.training.progress import counted
 
 MOST_FILES = 200  # that are listed
 MOST_GROUPS = 5

@@ -57,12 +57,3 @@ def first(lines: Sequence[str], most: int) -> tuple[str, ...]:
     """
     more = len(lines) - most
     return (*lines[:most], *([f"and {more:,} more"] if more > 0 else []))
-
-
-def counted(number: int, one: str, several: str | None = None) -> str:
-    """A number and its noun.
-
-    >>> counted(1, "class", "classes"), counted(2000, "picture")
-    ('1 class', '2,000 pictures')
-    """
-    return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.checkup.files import MOST_GROUPS
-from nearfar.checkup.finding import Finding, counted, first
+from nearfar.checkup.finding import Finding, first
 from nearfar.data import Table
 from nearfar.data.survey import row_name
 from nearfar.retrieval.duplicates import THRESHOLD, near_pairs
@@ -15,8 +15,10 @@ from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.index import RetrievalError
 from nearfar.retrieval.vectors import unit
 from nearfar.training.build import build_embedder
+from nearfar.training.candidates import without_head
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
+from nearfar.training.progress import counted
 
 FEW_CLASSES = 16  # below, a sample has some rows of each
 ALIKE = 0.2  # a share of the tested images; where more have a double, it is the trunk that cannot tell them apart
@@ -72,8 +74,8 @@ def _pairs(
     config: TrainConfig, table: Table, advance: Callable[[int], None] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
     """All near-identical pairs of rows; None if they are millions."""
-    plain = replace(config.model, head="none", dimension=None, hidden=None, head_start="random", freeze=True, views=1)
-    encoder = Encoder(build_embedder(resolve(replace(config, model=plain), table)), max_broken=1.0)
+    plain = replace(config, model=without_head(config.model))
+    encoder = Encoder(build_embedder(resolve(plain, table)), max_broken=1.0)
     assert table.images is not None
     vectors = np.concatenate(list(encoder.gallery(table.images, advance=advance)))
     there = np.flatnonzero(~np.isnan(vectors).any(1))

@@ -44,7 +44,7 @@ def _show(name: str) -> None:
             print(f"  {argument:<28} from the data and the model")
         else:
             print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")
-    if info.level == "towers":
+    if info.level in ("towers", "penalty"):
         return
     norm = "any norm" if info.loss.free_norm else "norm 1"
     print(

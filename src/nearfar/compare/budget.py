@@ -15,6 +15,7 @@ from typing import Any
 from nearfar.compare.spaces import share
 from nearfar.foundation.durations import duration
 from nearfar.training.options import ConfigError
+from nearfar.training.progress import counted
 
 PLANNED = 0.9  # of the time that is left: what is planned is an estimate
 FEWEST_SEEDS = 2  # without an interval over seeds nobody knows what a difference is worth
@@ -177,15 +178,6 @@ def shortened(facts: Mapping[str, Any]) -> str:
 
 def _share(some: int, wished: int, one: str, many: str) -> str:
     return counted(some, one, many) if some == wished else f"{some} of {counted(wished, one, many)}"
-
-
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """So many of something.
-
-    >>> counted(1, "run"), counted(2, "run"), counted(2, "loss", "losses")
-    ('1 run', '2 runs', '2 losses')
-    """
-    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def _exactly(seconds: float) -> str:

@@ -24,9 +24,8 @@ from nearfar.compare.search import defaults, fold_key
 from nearfar.compare.settings import Comparison
 from nearfar.compare.statistics import all_pairs
 from nearfar.compare.trial import configured, run_fold
-from nearfar.data import FeatureCache, Table
+from nearfar.data import Table
 from nearfar.foundation.durations import duration
-from nearfar.foundation.folders import cache_folder
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
 from nearfar.training.config import TrainConfig
@@ -34,6 +33,7 @@ from nearfar.training.data import make_sampler
 from nearfar.training.learner import Learner, Step
 from nearfar.training.measure import embed
 from nearfar.training.splits import split
+from nearfar.training.timing import lacking_features, seconds_of
 from nearfar.training.train import train
 
 SHARE = 0.08  # of the budget, that a training may take before it is cut short
@@ -79,7 +79,7 @@ def measure_costs(comparison: Comparison, ground: Ground, rows: Rows, journal: J
 
 
 def _fold(comparison: Comparison, ground: Ground, journal: Journal, budget: Budget) -> tuple[float, float]:
-    """Seconds of a training on a fold, and of a step in it."""
+    """Seconds of a training on a fold, and of a step in it with its share of the looks at the validation classes."""
     name, fold = comparison.contestants[0], ground.folds[0]
     key, setting = fold_key(name, 0, 0), defaults(ground, name)[0]
     entry = journal.get(key)
@@ -89,8 +89,9 @@ def _fold(comparison: Comparison, ground: Ground, journal: Journal, budget: Budg
     try:
         outcome = run_fold(ground, fold, comparison.loss(name), setting, after=steps, clock=budget.clock)
     except _EnoughError:
-        look = _timed(budget.clock, lambda: ground.validate(fold))
-        return steps.before + steps.total * steps.step + LOOKS * look, steps.step
+        look = seconds_of(budget.clock, lambda: ground.validate(fold))
+        seconds = steps.before + steps.total * steps.step + LOOKS * look
+        return seconds, seconds / max(1, steps.total)
     journal.add(key, setting=setting, **asdict(outcome))
     return outcome.seconds, outcome.seconds / max(1, outcome.steps)
 
@@ -106,23 +107,22 @@ def _ending(
     began = clock()
     run = train(rows.seen, config=replace(config, max_steps=few, out=str(folder / "run")), quiet=True)
     whole = clock() - began
-    training = min(run.metrics["train_seconds"], whole)
-    around = whole - training
-    cost = around + training * total / few + (LOOKS - 1) * run.metrics["test_seconds"]
+    around = max(0.0, whole - run.metrics["train_seconds"])
+    cost = whole + (total - few) * step
     # How long a model takes on the test rows is known by rows that may be seen, and how many more there are.
     table = ground.folds[0].val
     more = len(rows.test) / max(1, len(table))
     model: list[Embedder] = []
-    load = _timed(clock, lambda: model.append(run.model(str(ground.device))))
+    load = seconds_of(clock, lambda: model.append(run.model(str(ground.device))))
     found: list[Any] = []
-    embedding = _timed(clock, lambda: found.append(embed(model[0], table, config)))
-    searching = _timed(clock, lambda: per_query(found[0], table)[0])
+    embedding = seconds_of(clock, lambda: found.append(embed(model[0], table, config)))
+    searching = seconds_of(clock, lambda: per_query(found[0], table)[0])
     look = load + more * embedding + max(more, more**2) * searching
     noise = np.random.default_rng(0).random((2, comparison.effort.seeds, len(rows.test)))
-    pair = _timed(clock, lambda: all_pairs({"a": noise[0], "b": noise[1]}, rows.test.labels))
+    pair = seconds_of(clock, lambda: all_pairs({"a": noise[0], "b": noise[1]}, rows.test.labels))
     # The winner is prepared, measured and reported on once more, and there is the comparison's own page.
     end = (BASELINES + 2) * look + 2 * around
-    if config.model.freeze and (count := _lacking(ground.embedder, rows.test)):
+    if config.model.freeze and (count := lacking_features(ground.embedder, rows.test)):
         end += count * _per_image(ground.embedder, rows.seen, clock)
     return Costs(fold, cost, look, pair, end)
 
@@ -138,7 +138,7 @@ def check_features(config: TrainConfig, rows: Rows, budget: Budget) -> None:
     """Refuse before the features are made, if they alone would take longer than there is time."""
     torch.manual_seed(config.seed)
     embedder = build_embedder(shared_config(config, [rows.seen]))
-    count = sum(_lacking(embedder, table) for table in (rows.seen, rows.test))
+    count = sum(lacking_features(embedder, table) for table in (rows.seen, rows.test))
     if count < MANY:
         return
     seconds = count * _per_image(embedder, rows.seen, budget.clock)
@@ -150,27 +150,14 @@ def check_features(config: TrainConfig, rows: Rows, budget: Budget) -> None:
         )
 
 
-def _lacking(embedder: Embedder, table: Table) -> int:
-    """How many images have no features in the cache yet. None of them is opened."""
-    if table.images is None:
-        return 0
-    return FeatureCache(cache_folder() / "features", embedder.feature_key()).lacking(cast(Any, table.images))
-
-
 def _per_image(embedder: Embedder, seen: Table, clock: Callable[[], float]) -> float:
     """Seconds that the trunk takes for an image; the first ones, for which it warms up, are not counted."""
     for count in (2, SAMPLE):
         images = cast(Any, seen.select(np.arange(min(count, len(seen)))).images)
-        seconds = _timed(clock, partial(_encode, embedder, images)) / len(images)
+        seconds = seconds_of(clock, partial(_encode, embedder, images)) / len(images)
     return seconds
 
 
 def _encode(embedder: Embedder, images: Any) -> None:
     for _ in embedder.stream(images, output="features"):
         pass
-
-
-def _timed(clock: Callable[[], float], work: Callable[[], Any]) -> float:
-    began = clock()
-    work()
-    return clock() - began

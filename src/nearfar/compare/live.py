@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.live import Live as RichLive
 from rich.table import Table as RichTable
 
-from nearfar.compare.budget import counted, shortened
+from nearfar.compare.budget import shortened
 from nearfar.compare.leaderboard import Leaderboard
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Trial
 from nearfar.compare.spaces import share
 from nearfar.compare.statistics import Mean
+from nearfar.training.progress import counted
 from nearfar.training.runs import Run
 
 HEADINGS = {"map@r": "MAP@R", "r_precision": "R-precision", "recall@1": "Recall@1"}

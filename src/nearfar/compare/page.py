@@ -8,13 +8,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from nearfar.compare.budget import counted, shortened
+from nearfar.compare.budget import shortened
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
 from nearfar.compare.live import HEADINGS, claim, effort, of_codes, shown
 from nearfar.compare.look import METRICS
 from nearfar.compare.search import Found
 from nearfar.report import Page, style
 from nearfar.report.page import Cell
+from nearfar.training.progress import counted
 
 ROW_HEIGHT = 0.27  # inches
 

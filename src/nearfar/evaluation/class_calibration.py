@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from nearfar.errors import InputError
 from nearfar.evaluation.calibration import calibrate
-from nearfar.evaluation.class_intervals import Interval, Rates, rates
+from nearfar.evaluation.class_intervals import Interval, Rates, in_percent, range_in_percent, rates
 from nearfar.evaluation.class_means import check_confidence
 from nearfar.evaluation.class_pairs import ClassPairs, class_pairs
 
@@ -73,15 +73,14 @@ class Calibration(Measured):
 
     def sentence(self) -> str:
         """What is promised, in words."""
-        precision, tar, far = map(_between, (self.precision_interval, self.tar_interval, self.far_interval))
+        precision, tar, far = map(range_in_percent, (self.precision_interval, self.tar_interval, self.far_interval))
         name = "precision" if self.target == "precision" else "false accept rate"
         return (
             f"Two images whose similarity is at least {self.threshold:.3f} count as the same class: chosen for a "
-            f"{name} of {_percent(self.wished)}, on {self.classes} classes with {self.images} images. "
+            f"{name} of {in_percent(self.wished)}, on {self.classes} classes with {self.images} images. "
             f"On {self.unseen} other classes, {precision} of the accepted pairs should be right where "
-            f"{_percent(self.share)} of the compared pairs are of one class, {tar} of the pairs of one class accepted, "
-            f"and {far} of the others "
-            f"({_percent(self.confidence)} intervals)."
+            f"{in_percent(self.share)} of the compared pairs are of one class, {tar} of the pairs of one class "
+            f"accepted, and {far} of the others ({in_percent(self.confidence)} intervals)."
         )
 
 
@@ -211,9 +210,9 @@ def _says_nothing(result: Rates, share: float, unseen: int, confidence: float, c
     )
     return (
         f"the threshold cannot be calibrated: on {unseen} other classes its precision may be anything "
-        f"({_between(result.precision_interval)} in {_percent(confidence)} of cases), and {_percent(share)} would be "
-        f"reached by accepting every pair. A few of the {classes} classes decide it, by looking alike. More classes "
-        f"would help, or a model that tells them apart better.{needed}"
+        f"({range_in_percent(result.precision_interval)} in {in_percent(confidence)} of cases), and "
+        f"{in_percent(share)} would be reached by accepting every pair. A few of the {classes} classes decide it, by "
+        f"looking alike. More classes would help, or a model that tells them apart better.{needed}"
     )
 
 
@@ -235,14 +234,3 @@ def _figures(threshold: float, pairs: ClassPairs, result: Rates, share: float, c
         "different_pairs": int((~same).sum()),
         "false_accepts": int((pairs.scores[~same] >= threshold).sum()),
     }
-
-
-def _percent(share: float | None) -> str:
-    """Two digits, or three near 100 %."""
-    if share is None:
-        return "none"
-    return f"{float(f'{100 * share:.2g}' if share < 0.99 else f'{100 * share:.2f}'):g} %"
-
-
-def _between(interval: Interval) -> str:
-    return f"{_percent(interval[0]).removesuffix(' %')} to {_percent(interval[1])}"

@@ -166,3 +166,20 @@ def _logit(x: Any) -> Any:
 
 def _logistic(x: float) -> float:
     return float(1 / (1 + np.exp(-min(max(x, -700.0), 700.0))))
+
+
+def in_percent(share: float) -> str:
+    """With two digits, or three near 100 %.
+
+    >>> in_percent(0.0123), in_percent(0.957), in_percent(0.9957), in_percent(0.0003)
+    ('1.2 %', '96 %', '99.57 %', '0.03 %')
+    """
+    return f"{float(f'{100 * share:.2g}' if share < 0.99 else f'{100 * share:.2f}'):g} %"
+
+
+def range_in_percent(interval: Interval) -> str:
+    """
+    >>> range_in_percent((0.0, 0.25))
+    '0 to 25 %'
+    """
+    return f"{in_percent(interval[0]).removesuffix(' %')} to {in_percent(interval[1])}"

@@ -98,7 +98,7 @@ def data_name(config: TrainConfig) -> str:
 
 
 def measured_name(config: TrainConfig) -> str:
-    """The same of the data that the model was measured on."""
+    """The name of the test data without their parent folders."""
     return Path(config.data.test or config.data.path).name or "data"
 
 
@@ -148,14 +148,14 @@ def _measured(facts: CardFacts) -> str:
     stated = ""
     if intervals:
         stated = (
-            f"\n\nThe intervals rest on {facts.metrics.get('classes', 0):,} classes: the figures of other classes like "
-            "these would lie there."
+            f"\n\nThe intervals are over {facts.metrics.get('classes', 0):,} classes: with other classes of this kind, "
+            "the metrics are expected in them."
         )
     else:
         header, rows = header[:3], [row[:3] for row in rows]
     how = ""
     if facts.metrics.get("compared_by") == "hamming":
-        how = ", by the Hamming distance of the codes (cosine: of the numbers behind them)"
+        how = ", by Hamming distance of the codes (rows named cosine use the embeddings before binarisation)"
     return (
         f"## Results\n\nOn {_code(measured_name(facts.config))}, {classes} "
         f"({facts.metrics.get('measured_on', 'test')} rows){how}{mirrored}:\n\n"

@@ -39,9 +39,7 @@ def broken_image_errors(image: ImageLike) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise BrokenImageError(describe(image), f"not an image in a supported format ({', '.join(FORMATS)})") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BrokenImageError(
-            describe(image), f"too large: it has more than {Image.MAX_IMAGE_PIXELS} pixels"
-        ) from error
+        raise BrokenImageError(describe(image), f"too large: more than {Image.MAX_IMAGE_PIXELS} pixels") from error
     except Exception as error:
         if "truncated" in str(error).lower():
             raise BrokenImageError(describe(image), "truncated: the end of the file is missing") from error

@@ -22,6 +22,10 @@ from torch import Tensor, nn
 from nearfar.errors import InputError
 from nearfar.models.heads import LinearHead
 
+# Standard deviation of the weights, times the square root of the channels: small, so that tanh starts near 0, where it
+# is a line. With He's start (fan-out), short codes are saturated from the first step, and never learn.
+START = 0.1
+
 
 class HashingHead(nn.Module):
     """tanh(b (W x + c)) / sqrt(bits): of norm 1 once every output is -1 or 1.
@@ -39,6 +43,7 @@ class HashingHead(nn.Module):
         if not 0 < sharpness[0] <= sharpness[1]:
             raise InputError(f"sharpness grows from its first number to its second, both positive, not {sharpness}")
         self.linear = LinearHead(channels, bits)
+        nn.init.normal_(self.linear.linear.weight, 0, START / math.sqrt(channels))
         self.range = sharpness
         self.register_buffer("sharpness", torch.tensor(float(sharpness[0])))
 

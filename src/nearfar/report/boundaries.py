@@ -56,16 +56,21 @@ def _shift_by(name: str) -> Callable[[str, Mapping[str, Any]], Boundary]:
 
 
 def _circle(loss: str, given: Mapping[str, Any]) -> Boundary:
-    """[s_n - O_n]₊(s_n - Δ_n) = [O_p - s_p]₊(s_p - Δ_p), its lower branch: the circle of the paper by default."""
-    m = float(given["m"])
+    """k_n [s_n - O_n]₊(s_n - Δ_n) = k_p [O_p - s_p]₊(s_p - Δ_p), its lower branch: the paper's circle by default."""
+    m, k_p, k_n = float(given["m"]), float(given.get("slope_p", 1.0)), float(given.get("slope_n", 1.0))
     own = {"O_p": 1 + m, "O_n": -m, "delta_p": 1 - m, "delta_n": m}
     O_p, O_n, delta_p, delta_n = (own[key] if given.get(key) is None else float(given[key]) for key in own)
-    pull = np.maximum(_S - O_n, 0) * (_S - delta_n)
+    pull = k_n / k_p * np.maximum(_S - O_n, 0) * (_S - delta_n)
     middle, half = (O_p + delta_p) / 2, (O_p - delta_p) / 2
     with np.errstate(invalid="ignore"):
         s_p = middle - np.sqrt(half**2 - pull)
-    usual = all(given.get(key) is None for key in own)
-    formula = f"s_n² + (1 − s_p)² = 2 · {m:g}²" if usual else "[s_n − O_n]₊(s_n − Δ_n) = [O_p − s_p]₊(s_p − Δ_p)"
+    if any(given.get(key) is not None for key in own):
+        slopes = "" if k_p == k_n else f", slopes {k_n:g} and {k_p:g}"
+        formula = f"[s_n − O_n]₊(s_n − Δ_n) = [O_p − s_p]₊(s_p − Δ_p){slopes}"
+    elif k_p == k_n:
+        formula = f"s_n² + (1 − s_p)² = 2 · {m:g}²"
+    else:
+        formula = f"{k_n:g} s_n² + {k_p:g} (1 − s_p)² = {k_n + k_p:g} · {m:g}²"
     return _line(loss, s_p, formula)
 
 

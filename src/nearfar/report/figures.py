@@ -81,7 +81,7 @@ def similarities(histogram: Histogram, threshold: float | None = None) -> Figure
             axes.axvline(threshold, color=style.INK, linewidth=1, linestyle=(0, (2, 2)), label="threshold")
         axes.set(xlabel="similarity of two images", ylabel="density", xlim=span(histogram))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.legend(loc="best")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, columnspacing=1.2, handlelength=1.6)
     return drawn
 
 
@@ -152,7 +152,7 @@ def threshold(at: Floats, precision: Floats, recall: Floats, chosen: float | Non
         axes.plot(at, precision, "-", color=style.ONE, label="precision")
         axes.plot(at, recall, "--", color=style.TWO, label="recall")
         if chosen is not None and at[0] <= chosen <= at[-1]:
-            axes.axvline(chosen, color=style.THREE, linewidth=1.4, linestyle=":", label="calibrated on validation")
+            axes.axvline(chosen, color=style.THREE, linewidth=1.4, linestyle=":", label="calibrated")
         axes.set(xlabel="similarity", xlim=(at[0], at[-1]), ylim=(0, 1.02))
         axes.yaxis.set_major_formatter(PER_CENT)
         axes.legend(loc="best")

@@ -50,8 +50,10 @@ class RunFiles:
 
     @property
     def boundary(self) -> tuple[Boundary | None, str]:
-        """Of the run's loss, where it is a single one; and what the boundary is between, in words."""
-        if len(self.losses) != 1:
+        """Of the run's loss, where it is a single one and the model was trained by it; and what the boundary is
+        between, in words.
+        """
+        if len(self.losses) != 1 or self.metrics.get("kept", "trained") != "trained":
             return None, ""
         given = self.losses[0]
         for info in list_losses():

@@ -180,7 +180,8 @@ class Measured:
         chosen = self.files.threshold
         section.paragraph(
             "From which similarity on do two images show the same? Move the slider. Precision depends on how many of "
-            f"the compared pairs are of one class: here {100 * curve.same[0] / (curve.same[0] + curve.other[0]):.2f} %."
+            "the compared pairs are of one class: among these images "
+            f"{100 * curve.same[0] / (curve.same[0] + curve.other[0]):.2f} %."
             + ("" if chosen is None else f" The run's threshold is {chosen:.3f}.")
         )
         if self.files.threshold_note:

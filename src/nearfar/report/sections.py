@@ -107,6 +107,8 @@ def _shown(name: str, value: float) -> str:
 def _change(name: str, metrics: Mapping[str, Any]) -> str:
     """Against what there was without training, in points of per cent; nothing where that is not known."""
     found = _candidates(metrics)
+    if metrics.get("kept") == next(iter(found), None):
+        return COLUMNS[metrics["kept"]] if metrics["kept"] == "features" else "as it starts"
     base: Mapping[str, Any] = next((own["metrics"] for own in found.values() if name in own["metrics"]), {})
     after = metrics["after"]
     if not all(name in values and _shown(name, values[name]).endswith("%") for values in (base, after)):
@@ -122,10 +124,11 @@ def curves(page: Page, files: RunFiles) -> None:
     steps = columns["step"]
 
     def series(*names: str) -> dict[str, tuple[Floats, Floats]]:
+        """Of two points or more: a few steps are no curve."""
         return {
             name: (steps[there], columns[name][there])
             for name in names
-            if name in columns and (there := np.isfinite(columns[name])).any()
+            if name in columns and (there := np.isfinite(columns[name])).sum() > 1
         }
 
     marked = best_step(files)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.evaluation import NotCalibratedError, OpenSet, calibrate_open_set
+from nearfar.evaluation.class_intervals import in_percent, range_in_percent
 from nearfar.evaluation.enrolment import Best, best
 from nearfar.retrieval.index import About, Floats, Index, RetrievalError
 from nearfar.retrieval.vectors import packed, unit, unpacked
@@ -215,9 +216,10 @@ def in_words(found: OpenSet) -> str:
     how = "by its template, the mean of its images" if found.rule == "template" else "by its nearest image"
     lines = [
         f"A class is judged {how}.",
-        f"Of pictures of things that are not enrolled, {_percent(found.far)} are taken for one "
-        f"({_range(found.far_interval)});",
-        f"of those of enrolled classes, {_percent(found.dir)} are named, and rightly ({_range(found.dir_interval)}).",
+        f"Of pictures of things that are not enrolled, {in_percent(found.far)} are taken for one "
+        f"({range_in_percent(found.far_interval)});",
+        f"of those of enrolled classes, {in_percent(found.dir)} are named, and rightly "
+        f"({range_in_percent(found.dir_interval)}).",
         f"In brackets: 90 % of indexes like this one, of new classes; from {found.classes} held-out classes.",
     ]
     if found.enrolled > found.rehearsed:
@@ -233,18 +235,3 @@ def _as_indexed(vectors: Floats, about: About) -> Floats:
 def _unit(x: NDArray[np.float64]) -> Floats:
     lengths = np.linalg.norm(x, axis=1, keepdims=True)
     return np.asarray(x / np.where(lengths > 0, lengths, 1), np.float32)
-
-
-def _percent(share: float) -> str:
-    """With so many digits as tell something.
-
-    >>> _percent(0.0123), _percent(0.97), _percent(0.0003)
-    ('1.2 %', '97 %', '0.03 %')
-    """
-    value = 100 * share
-    return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.095 else f"{value:.2g} %"
-
-
-def _range(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return f"{_percent(low).removesuffix(' %') if low >= 5e-4 else '0'} to {_percent(high)}"

@@ -12,7 +12,9 @@ import hashlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import partial
 from importlib import resources
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -121,53 +123,37 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Turn errors into responses that reveal no paths. Errors that are neither `NearfarError` nor `OSError` are bugs,
     which `Guard` handles.
     """
+    for kind, describe in _RESPONSES.items():
+        app.add_exception_handler(kind, partial(_error_response, describe))
 
-    def problem(status: int, detail: str) -> JSONResponse:
-        headers = {"Retry-After": "1"} if status == 503 else None
-        return JSONResponse(Problem(detail=detail).model_dump(), status, headers)
 
-    @app.exception_handler(UnknownRunError)
-    def unknown_run(_: Request, error: Exception) -> Response:
-        return problem(404, f"there is no run {error}: the server was started with only one run")
-
-    @app.exception_handler(UnknownItemError)
-    def unknown_item(_: Request, error: Exception) -> Response:
-        return problem(404, "the gallery has no such image; it may have been removed")
-
-    @app.exception_handler(BrokenImageError)
-    def broken(_: Request, error: Exception) -> Response:
-        assert isinstance(error, BrokenImageError)
-        return problem(422, f"the picture cannot be read: {error.reason}")
-
-    @app.exception_handler(AnalysisError)
-    def no_analysis(_: Request, error: Exception) -> Response:
-        return problem(409, str(error))
-
-    @app.exception_handler(BusyError)
-    def busy(_: Request, error: Exception) -> Response:
-        return problem(503, "too many requests are waiting: try again in a moment")
-
-    @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        details = [f"{'.'.join(map(str, entry['loc'][1:]))}: {entry['msg']}" for entry in error.errors()[:5]]
-        return problem(422, "; ".join(details))
-
-    @app.exception_handler(RetrievalError)
-    def index_problem(_: Request, error: Exception) -> Response:
-        LOG.warning("%s", error)
-        return problem(409, "the index cannot be read or changed now: see the server's log")
-
-    @app.exception_handler(NearfarError)
-    def for_the_operator(_: Request, error: Exception) -> Response:
-        """The message is for the operator and may name files, so visitors do not see it."""
+def _error_response(describe: Callable[[Any], tuple[int, str]], _: Request, error: Exception) -> Response:
+    status, detail = describe(error)
+    if detail.endswith(_LOGGED):
         LOG.error("%s", error)
-        return problem(500, "the request failed: see the server's log")
+    return JSONResponse(Problem(detail=detail).model_dump(), status, {"Retry-After": "1"} if status == 503 else None)
 
-    @app.exception_handler(OSError)
-    def system(_: Request, error: Exception) -> Response:
-        assert isinstance(error, OSError)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return problem(507, "the disk is full: nothing was changed")
-        LOG.error("%s", error)
-        return problem(500, "a file could not be read or written: see the server's log")
+
+def _validation_error(error: RequestValidationError) -> tuple[int, str]:
+    details = [f"{'.'.join(map(str, entry['loc'][1:]))}: {entry['msg']}" for entry in error.errors()[:5]]
+    return 422, "; ".join(details)
+
+
+def _system_error(error: OSError) -> tuple[int, str]:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return 507, "the disk is full: nothing was changed"
+    return 500, f"a file could not be read or written: {_LOGGED}"
+
+
+_LOGGED = "see the server's log"
+_RESPONSES: dict[type[Exception], Callable[[Any], tuple[int, str]]] = {
+    UnknownRunError: lambda key: (404, f"there is no run {key}: the server was started with only one run"),
+    UnknownItemError: lambda _: (404, "the gallery has no such image; it may have been removed"),
+    BrokenImageError: lambda error: (422, f"the picture cannot be read: {error.reason}"),
+    AnalysisError: lambda error: (409, str(error)),
+    BusyError: lambda _: (503, "too many requests are waiting: try again in a moment"),
+    RequestValidationError: _validation_error,
+    RetrievalError: lambda _: (409, f"the index cannot be read or changed now: {_LOGGED}"),
+    NearfarError: lambda _: (500, f"the request failed: {_LOGGED}"),  # its message is for the operator
+    OSError: _system_error,
+}

@@ -9,6 +9,10 @@ RunKey = Annotated[Literal["a", "b"], Path(description="a: the first run of the 
 ItemKey = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The key of an image of the gallery.")]
 Count = Annotated[int, Query(ge=1, le=100, description="The number of neighbours.")]
 Side = Annotated[Literal["96", "192", "384"], Query(description="The largest number of pixels of the longer side.")]
+Rate = Annotated[
+    Literal["0.01", "0.05", "0.1", "0.2"],
+    Query(description="The false accept rate: the share of pictures of unknown classes that may be named."),
+]
 LABEL_LENGTH = 200
 
 
@@ -37,7 +41,9 @@ class RunState(BaseModel):
     dimension: int
     index: str = Field(description="exact, hnsw or ivfpq")
     threshold: float | None = Field(description="The similarity from which two images count as the same class.")
-    threshold_precision: float | None = Field(description="The threshold's precision on pairs of the test classes.")
+    threshold_note: str | None = Field(
+        description="The threshold's precision and recall on the test classes, in words."
+    )
     metrics: Metrics
 
 

@@ -18,6 +18,7 @@ from nearfar.serve.images import checked_upload, stored_png
 from nearfar.serve.limits import Limits, Slots
 from nearfar.serve.security import WriteAccess
 from nearfar.serve.served_gallery import Catalogue, ServedGallery, display_name, item_key
+from nearfar.training.thresholds import said
 
 Embed = Callable[[Source], NDArray[np.float32]]
 """Embeds a picture as (1, D); safe to call from several threads."""
@@ -68,7 +69,7 @@ class ServedRun:
             "dimension": index.dimension,
             "index": index.kind,
             "threshold": self.gallery.threshold,
-            "threshold_precision": _measured_precision(index.threshold),
+            "threshold_note": None if index.threshold is None else said(index.threshold),
             "metrics": {"recall_at_1": metrics.get("recall@1"), "map_at_r": metrics.get("map@r")},
         }
 
@@ -86,9 +87,9 @@ class ServedRun:
         """The neighbours of an uploaded picture."""
         return self._embed_and_search(checked_upload(content, max_pixels).content, k)
 
-    def identify_picture(self, content: bytes, max_pixels: int) -> dict[str, Any]:
-        """The class of an uploaded picture, or none."""
-        identifier, answer = self.identifier.answer(self._embed(checked_upload(content, max_pixels).content))
+    def identify_picture(self, content: bytes, far: float, max_pixels: int) -> dict[str, Any]:
+        """The class of an uploaded picture at a false accept rate, or none."""
+        identifier, answer = self.identifier.answer(self._embed(checked_upload(content, max_pixels).content), far)
         calibration = identifier.calibration
         return {
             "run": self.key,
@@ -231,9 +232,3 @@ class Serving:
         if key not in self.runs:
             raise UnknownRunError(key)
         return self.runs[key]
-
-
-def _measured_precision(threshold: Mapping[str, Any] | None) -> float | None:
-    """The precision of a threshold on the test classes; None if it was not measured."""
-    measured = None if threshold is None else threshold.get("measured")
-    return None if measured is None else measured["precision"]

@@ -24,7 +24,7 @@ from nearfar.retrieval.build import add_images
 from nearfar.retrieval.calibration import calibrated
 from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.gallery import Pictures, gallery_for, gallery_of
-from nearfar.retrieval.identify import FAR, PRIOR, calibration_of
+from nearfar.retrieval.identify import PRIOR, calibration_of
 from nearfar.retrieval.index import Index, index_exists, make_index
 from nearfar.retrieval.search import index_of, open_for
 from nearfar.serve.analysis import EvaluationRows
@@ -132,7 +132,7 @@ def open_run(key: str, run: Run, index: str | None = None, device: str = "cpu") 
         with computing:  # a single embedding already uses all cores
             return encoder.embed([picture])
 
-    calibrate = partial(calibration_of, run, far=FAR, prior=PRIOR)
+    calibrate = partial(calibration_of, run, prior=PRIOR)
     gallery = ServedGallery(opened, source, run.folder / ADDED)
     return ServedRun(key, summary, embed, gallery, evaluation_rows(run), calibrate)
 

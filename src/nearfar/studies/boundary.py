@@ -2,7 +2,8 @@
 
 The target's logit by the angle to its class (SphereFace's ψ), and the boundaries between two classes that follow from
 it, read off the losses themselves; then embeddings of two and three dimensions of a few characters, trained live: where
-classes come to lie on the circle and on the sphere, and which parts of it keep the margin. (Liu et al., SphereFace,
+classes come to lie on the circle and on the sphere, and which parts of it keep the margin; and boundaries of other
+shapes than Circle's, on whole small networks. --parts chooses among angles, toys and shapes. (Liu et al., SphereFace,
 2017; Wang et al., CosFace, 2018; Deng et al., ArcFace, 2019; Sun et al., Circle Loss, 2020.)
 """
 
@@ -16,10 +17,13 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nearfar.foundation.suggestions import suggestion
 from nearfar.report.page import Cell
 from nearfar.studies import boundary_figures as figures
+from nearfar.studies import convergence_figures, crossing, shapes
 from nearfar.studies.margins import ANGLES, Floats, Member, family
-from nearfar.studies.study import Drawing, Findings, Progress, StudyOptions
+from nearfar.studies.networks import NetworkOptions, Networks, setting_of
+from nearfar.studies.study import Drawing, Findings, Progress, Row, cells
 from nearfar.studies.toy import Toy, characters, class_loss, degrees, train
 from nearfar.training.config import LossConfig, option
 from nearfar.training.options import ConfigError
@@ -27,24 +31,38 @@ from nearfar.training.options import ConfigError
 SHOWN_ANGLES = np.deg2rad(np.arange(5, 181, 5.0))  # to the other class, where boundaries are taken
 
 
+PARTS = ("angles", "toys", "shapes")
+
+
 @dataclass(frozen=True)
-class Options(StudyOptions):
+class Options(NetworkOptions):
     """What is compared, and how the toy is trained."""
 
+    parts: tuple[str, ...] = option(PARTS, "logits and boundaries by angle; toys to look at; shapes on whole networks")
     spherical: float = option(4.0, "SphereFace's m, which multiplies the angle")
     cosine: float = option(0.35, "CosFace's m, subtracted from the cosine")
     angular: float = option(0.5, "ArcFace's m, added to the angle, in radians")
     m: float = option(0.25, "Circle's m")
     scale: float = option(24.0, "of CosFace, ArcFace and Circle")
-    classes: int = option(5, "characters of the toy")
-    steps: int = option(600, "of its training")
+    toy_classes: int = option(5, "characters of the toy")
+    toy_steps: int = option(600, "of its training")
+    gamma: float = option(64.0, "scale of all shapes")
+    tracked: int = option(200, "training images whose pairs are followed to the boundary")
 
     def __post_init__(self) -> None:
-        if self.classes < 3 or self.steps < 1:
-            raise ConfigError("boundary needs at least 3 classes and 1 step")
+        super().__post_init__()
+        if self.toy_classes < 3 or self.toy_steps < 1:
+            raise ConfigError("boundary needs toys of at least 3 classes and 1 step")
+        if not 0 < self.m < 0.5:
+            raise ConfigError(f"m = {self.m:g} must be between 0 and 0.5, so that T = (m, 1 - m) is a target")
+        for part in self.parts:
+            if part not in PARTS:
+                raise ConfigError(f"boundary has no part {part}: {suggestion(part, PARTS)}")
+        if not self.parts or self.tracked < 2:
+            raise ConfigError(f"parts are of {', '.join(PARTS)}, at least one, and at least 2 images are followed")
 
     def small(self) -> Self:
-        return replace(self, classes=3, steps=30)
+        return replace(self, toy_classes=3, toy_steps=30, classes=8, steps=6, seeds=1, tracked=20)
 
 
 @dataclass(frozen=True)
@@ -58,29 +76,42 @@ class Ended:
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Logits, boundaries, and the trained toys."""
+    """Logits, boundaries, the trained toys, and shapes."""
     members = family(options.scale, options.spherical, options.cosine, options.angular, options.m)
-    progress("logits and boundaries")
-    tables: dict[str, Sequence[Mapping[str, Cell]]] = {
-        "logits": logits(members),
-        "boundaries": boundaries(members),
-    }
-    toy = characters(options.classes, options.seed)
+    tables: dict[str, Sequence[Row]] = {}
+    drawn: dict[str, Drawing] = {}
+    said: list[str] = []
+    if "angles" in options.parts:
+        progress("logits and boundaries")
+        tables |= {"logits": logits(members), "boundaries": boundaries(members)}
+        drawn |= {
+            "logits": Drawing(
+                figures.logits(tables["logits"]), "The target's logit, over the scale, by the angle to its class."
+            ),
+            "boundaries": Drawing(
+                figures.boundaries(tables["boundaries"]),
+                "How far a sample may be from its own class, by its angle to another: below the line, the margin is "
+                "kept.",
+            ),
+        }
+        said.append(_about_angles(tables["boundaries"]))
+    for part, make in (("toys", _toys), ("shapes", _shapes)):
+        if part in options.parts:
+            found = make(members, options, folder, progress)
+            tables, drawn, said = {**tables, **found.tables}, {**drawn, **found.figures}, [*said, *found.sentences]
+    return Findings(tables, drawn, said)
+
+
+def _toys(members: Sequence[Member], options: Options, folder: Path, progress: Progress) -> Findings:
+    toy = characters(options.toy_classes, options.seed)
     ended = {}
     for dimension in (2, 3):
         for member in members:
             ended[dimension, member.name] = end(member, toy, dimension, options)
             progress(f"trained: {member.name} in {dimension} dimensions")
-    tables["toys"] = [_measured(each, toy, dimension) for (dimension, _), each in ended.items()]
+    measured = [_measured(each, toy, dimension) for (dimension, _), each in ended.items()]
     labels, held_out = toy.labels.numpy(), toy.held_out.numpy()
     drawn = {
-        "logits": Drawing(
-            figures.logits(tables["logits"]), "The target's logit, over the scale, by the angle to its class."
-        ),
-        "boundaries": Drawing(
-            figures.boundaries(tables["boundaries"]),
-            "How far a sample may be from its own class, by its angle to another: below the line, the margin is kept.",
-        ),
         "circle": Drawing(
             figures.circle([ended[2, member.name] for member in members], labels, held_out),
             "Two dimensions. Dots: held-out images. Spokes: class vectors. Arcs: where the margin is kept.",
@@ -92,10 +123,40 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
             wide=True,
         ),
     }
-    return Findings(tables, drawn, _sentences(tables, options))
+    return Findings({"toys": measured}, drawn, _about_toys(measured))
 
 
-def logits(members: Sequence[Member]) -> list[Mapping[str, Cell]]:
+def _shapes(members: Sequence[Member], options: Options, folder: Path, progress: Progress) -> Findings:
+    networks = Networks(options.config, options.classes)
+    compared = shapes.shapes(options.m, options.gamma)
+    trainings = cells(
+        [{"pairs of": name, "seed": seed} for seed in options.all_seeds for name in compared],
+        lambda setting: crossing.track(
+            networks, compared[setting["pairs of"]], options.tracked, options.steps, setting["seed"]
+        ),
+        folder,
+        progress,
+    )
+    found = shapes.rows(trainings)
+    first = [each for each in trainings if each["seed"] == options.seed]
+    drawn = {
+        "shapes": Drawing(
+            convergence_figures.pairs(
+                first,
+                {name: crossing.line(member) for name, member in compared.items()},
+                target=(options.m, 1 - options.m),
+            ),
+            "Training images by their similarity to their own class vector (sₚ) and to the nearest other (sₙ), under "
+            "boundaries of six shapes (dashed), all through T.",
+            wide=True,
+        ),
+        "shapes-recall": Drawing(shapes.draw(found), "Unseen classes, by the shape of the boundary.", wide=True),
+    }
+    said = [setting_of(networks, options.steps), *shapes.sentences(found)]
+    return Findings({"shapes": found}, drawn, said)
+
+
+def logits(members: Sequence[Member]) -> list[Row]:
     """The logits of the target and of another class, over the scale, by the angle."""
     return [
         {
@@ -109,9 +170,9 @@ def logits(members: Sequence[Member]) -> list[Mapping[str, Cell]]:
     ]
 
 
-def boundaries(members: Sequence[Member]) -> list[Mapping[str, Cell]]:
+def boundaries(members: Sequence[Member]) -> list[Row]:
     """The largest angle to the own class by the angle to another; empty where no angle is small enough."""
-    rows: list[Mapping[str, Cell]] = []
+    rows: list[Row] = []
     for member in members:
         for other in SHOWN_ANGLES.tolist():
             limit = member.own_limit(other)
@@ -126,9 +187,9 @@ def end(member: Member, toy: Toy, dimension: int, options: Options) -> Ended:
     if member.name == "Softmax":  # the plain one, with norms and biases
         loss = LossConfig("SoftmaxLoss")
     elif member.name == "SphereFace":  # annealed as its authors do, to λ = 5 after two thirds of the steps
-        loss = LossConfig("SphereFaceLoss", {"margin": loss.arguments["margin"], "decay": 300 / options.steps})
+        loss = LossConfig("SphereFaceLoss", {"margin": loss.arguments["margin"], "decay": 300 / options.toy_steps})
     embeddings, trained = train(
-        toy, lambda: class_loss(loss, toy.classes, dimension), dimension, options.steps, options.seed
+        toy, lambda: class_loss(loss, toy.classes, dimension), dimension, options.toy_steps, options.seed
     )
     weight: Tensor = trained.get_parameter("weight").detach().double()
     return Ended(
@@ -155,12 +216,16 @@ def _measured(each: Ended, toy: Toy, dimension: int) -> dict[str, Cell]:
     }
 
 
-def _sentences(tables: Mapping[str, Sequence[Mapping[str, Any]]], options: Options) -> list[str]:
-    half = {row["loss"]: row["own"] for row in tables["boundaries"] if row["other"] == 60}
+def _about_angles(rows: Sequence[Mapping[str, Any]]) -> str:
+    half = {row["loss"]: row["own"] for row in rows if row["other"] == 60}
     allowed = ", ".join(f"{name} {'nowhere' if own is None else f'{own:.1f}°'}" for name, own in half.items())
-    sentences = [f"At 60° from another class a sample keeps the margin up to these angles from its own: {allowed}."]
+    return f"At 60° from another class a sample keeps the margin up to these angles from its own: {allowed}."
+
+
+def _about_toys(measured: Sequence[Mapping[str, Any]]) -> list[str]:
+    sentences = []
     for dimension in (2, 3):
-        rows = [row for row in tables["toys"] if row["dimension"] == dimension]
+        rows = [row for row in measured if row["dimension"] == dimension]
         plain, *others = rows
         tighter = [row["loss"] for row in others if row["own held out"] < plain["own held out"]]
         angles = ", ".join(f"{row['loss']} {row['own held out']:.1f}°" for row in rows)

@@ -62,12 +62,13 @@ class Options(StudyOptions):
     alpha: float = option(0.5, "how fast centres follow the means of their classes")
     radius: float = option(2.0, "of spread centres")
     margin: float = option(4.0, "SphereFace's m")
+    lambda_min: float = option(5.0, "the softmax's weight beside SphereFace's margin in the end; 0.1: hardly any")
     classes: int = option(5, "characters")
     steps: int = option(600, "of a training")
 
     def __post_init__(self) -> None:
-        if self.seeds < 1 or self.classes < 3 or self.steps < 1:
-            raise ConfigError("centres needs at least 1 seed, 3 classes and 1 step")
+        if self.seeds < 1 or self.classes < 3 or self.steps < 1 or self.lambda_min <= 0:
+            raise ConfigError("centres needs at least 1 seed, 3 classes and 1 step, and a positive lambda_min")
 
     def small(self) -> Self:
         return replace(self, seeds=1, classes=3, steps=40)
@@ -139,11 +140,12 @@ def trained(variant: Variant, toy: Toy, seed: int, options: Options) -> dict[str
 def make_loss(variant: Variant, options: Options) -> nn.Module:
     """The sum of a variant, its centres where they are to start."""
     alone = variant.losses == ("center",)
+    low, fall = options.lambda_min, 1500 / (options.lambda_min * options.steps)  # there after two thirds of the steps
     configs = {
         "softmax": LossConfig("SoftmaxLoss"),
         "modified": LossConfig("ModifiedSoftmaxLoss"),
         "center": LossConfig("CenterLoss", {"alpha": options.alpha}, weight=1.0 if alone else options.weight),
-        "sphereface": LossConfig("SphereFaceLoss", {"margin": options.margin, "decay": 300 / options.steps}),
+        "sphereface": LossConfig("SphereFaceLoss", {"margin": options.margin, "lambda_min": low, "decay": fall}),
     }
     loss = build_loss(tuple(configs[name] for name in variant.losses), options.classes, 2)
     for part in loss.modules():

@@ -18,10 +18,10 @@ import numpy as np
 from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Choice, Range, has_proxies, read_contestant, space_of
 from nearfar.studies import convergence_figures as figures
 from nearfar.studies import crossing
-from nearfar.studies.networks import NetworkOptions, Networks
+from nearfar.studies.networks import NetworkOptions, Networks, setting_of
 from nearfar.studies.study import Drawing, Findings, Progress, Row, cells
 from nearfar.studies.sweep import over_seeds, per_cent
-from nearfar.training.config import LossConfig, option
+from nearfar.training.config import LossConfig, OptimiserConfig, option
 from nearfar.training.learner import Learner, Step
 from nearfar.training.options import ConfigError
 from nearfar.training.recorder import mean_similarities
@@ -120,7 +120,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
             wide=True,
         ),
     }
-    sentences = [setting_of(networks, options), *about_curves(shown, options)]
+    sentences = [setting_of(networks, options.steps), *about_curves(shown, options)]
     if options.tracked:
         members = crossing.members(options.am_margin, options.circle_margins, options.gamma)
         found = cells(
@@ -145,18 +145,26 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 # The search
 
 
-def trial_options(name: str, trial: int, seed: int) -> dict[str, Any]:
-    """Options of `nearfar train` for a trial: none for the first one, then near the defaults, drawn at random."""
+def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dict[str, Any]:
+    """Options of `nearfar train` for a trial: none for the first one, then near the defaults, drawn at random.
+
+    Args:
+        own: the rates of the loss by its defaults.
+    """
     if not trial:
         return {}
     loss, drawn = read_contestant(name), {}
     random = np.random.default_rng([seed, trial])
+    classes = ("optimiser.classes", own.classes) if own.proxies is None else ("optimiser.proxies", own.proxies)
+    starts = {"lr": ("lr", own.lr), "proxies": classes}
     for key, space in space_of(loss, RANDOM_RATE).items():
+        option_name, start = starts.get(key, (key, None))
         if isinstance(space, Choice):
-            drawn[key] = space.values[random.integers(len(space.values))]
-        else:
-            value = near(space, float(random.uniform(-1, 1)))
-            drawn["optimiser.proxies" if key == "proxies" else key] = float(f"{value:.3g}")
+            drawn[option_name] = space.values[random.integers(len(space.values))]
+            continue
+        way = float(random.uniform(-1, 1))
+        value = near(space, way) if start is None else start * FACTOR**way
+        drawn[option_name] = float(f"{value:.3g}")
     return drawn
 
 
@@ -172,9 +180,11 @@ def near(space: Range, way: float) -> float:
 
 def try_out(networks: Networks, name: str, trial: int, options: Options) -> dict[str, Any]:
     """One setting of a loss on the held-out classes."""
-    chosen = trial_options(name, trial, options.seed)
+    loss = read_contestant(name)
+    rates_of_it = networks.prepare(loss, options.seed, options.steps).config.optimiser
+    chosen = trial_options(name, trial, rates_of_it, options.seed)
     found = networks.train(
-        with_own(read_contestant(name), chosen), options.seed, options.steps, options=rates(chosen),
+        with_own(loss, chosen), options.seed, options.steps, options=rates(chosen),
         rows=networks.to_choose,
     )  # fmt: skip
     return {"options": chosen, METRIC: found.recall}
@@ -269,18 +279,6 @@ def _last(values: Sequence[float | None], steps: int = 10) -> float | None:
 
 
 # What was found
-
-
-def setting_of(networks: Networks, options: Options) -> str:
-    """How far this is from the papers."""
-    train, test = networks.rows
-    model = networks.config.model
-    width = f" of width {model.options['width']}" if "width" in model.options else ""
-    return (
-        f"The setting: {model.backbone}{width}, {options.steps} steps on {len(train):,} images of {train.num_classes} "
-        f"classes ({train.name}), tested on {test.num_classes} others. The papers train BN-Inception from ImageNet for "
-        "40 epochs and ResNets on millions of faces: what holds here may not hold there, and the other way round."
-    )
 
 
 def about_curves(curves: Sequence[Mapping[str, Any]], options: Options) -> list[str]:

@@ -1,5 +1,6 @@
 """The figures of the convergence study."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 
 from nearfar.report import style
 from nearfar.report.figures import PER_CENT, thinned
-from nearfar.studies.boundary_figures import LOOKS
+from nearfar.studies.boundary_figures import ACROSS, LOOKS
 
 SMOOTHED = 60  # points of a line of similarities
 
@@ -60,30 +61,35 @@ def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> 
     return drawn
 
 
-def pairs(found: Sequence[Mapping[str, Any]], boundaries: Mapping[str, tuple[Any, Any]]) -> Figure:
-    """Where pairs crossed the boundary, and where they ended; a panel for each loss."""
+def pairs(
+    found: Sequence[Mapping[str, Any]],
+    boundaries: Mapping[str, tuple[Any, Any]],
+    target: tuple[float, float] | None = None,
+) -> Figure:
+    """Where pairs crossed the boundary, and where they ended; a panel for each loss, with the target T in it."""
     places = np.array([place for row in found for when in ("crossed", "last") for place in row[when]], float)
     low = np.floor(10 * min(0.0, float(places.min()))) / 10
-    with style.figure(2.55 * max(2, len(found)), 3.1) as drawn:
-        panels = drawn.subplots(1, len(found), squeeze=False, sharex=True, sharey=True)[0]
-        for axes, row in zip(panels, found, strict=True):
+    across = min(ACROSS, len(found))
+    down = math.ceil(len(found) / across)
+    with style.figure(2.55 * max(2, across), 2.75 * down + 0.35) as drawn:
+        panels = drawn.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        for axes, row in zip(panels.ravel(), found, strict=False):
             for when, colour, marker, alpha, label in (
                 ("last", style.THREE, "o", 0.4, "in the end"),
                 ("crossed", style.ONE, "x", 1.0, "crossing"),
             ):
                 x, y = np.array(row[when], float).reshape(-1, 2).T
                 axes.plot(x, y, marker, color=colour, markersize=3, alpha=alpha, markeredgewidth=0.9, label=label)
-            axes.plot(
-                *boundaries[row["pairs of"]], color=style.TWO, linestyle=(0, (4, 2)), linewidth=1.6, label="boundary"
-            )
-            axes.set(
-                title=f"{row['pairs of']}: {100 * row['inside']:.0f} % inside",
-                xlabel="sₙ",
-                xlim=(low, 1),
-                ylim=(low, 1),
-                aspect="equal",
-            )
-        panels[0].set_ylabel("sₚ")
-        lines, labels = panels[0].get_legend_handles_labels()
-        drawn.legend(lines, labels, loc="outside lower center", ncols=3)
+            line = boundaries[row["pairs of"]]
+            axes.plot(*line, color=style.TWO, linestyle=(0, (4, 2)), linewidth=1.6, label="boundary")
+            if target is not None:
+                axes.plot(*target, "D", color=style.INK, markersize=4, label="T")
+            axes.set_title(f"{row['pairs of']}: {100 * row['inside']:.0f} % inside", fontsize=9)
+            axes.set(xlim=(low, 1), ylim=(low, 1), aspect="equal")
+        for axes in panels[-1]:
+            axes.set_xlabel("sₙ")
+        for axes in panels[:, 0]:
+            axes.set_ylabel("sₚ")
+        lines, labels = panels[0, 0].get_legend_handles_labels()
+        drawn.legend(lines, labels, loc="outside lower center", ncols=4)
     return drawn

@@ -3,7 +3,7 @@
     heads = Heads(options.config, options.classes)
     heads.train(LossConfig("CircleLoss", {"gamma": 80}), seed=0)        # {"recall@1": ..., "map@r": ..., ...}
 
-The test classes are looked at once, after the last step, and nothing is chosen by them. All heads start at the whitened
+The test classes are looked at once, after the last step, and nothing is chosen by them. All heads start at the
 principal components of the training features, class vectors at the means of their classes: what a seed decides is which
 images make which batches. What a head comes to depends on nothing that was trained before it.
 """

@@ -16,18 +16,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from nearfar.data import Table
 from nearfar.models import Embedder
-from nearfar.studies.heads import ENDLESS, METRICS, measured, read_rows
+from nearfar.studies.heads import ENDLESS, METRICS, Measured, measured, read_rows
 from nearfar.studies.study import HeadOptions
 from nearfar.training.config import LossConfig, TrainConfig, option
 from nearfar.training.data import Stream
-from nearfar.training.fit import make_trainer, without_chatter
+from nearfar.training.fit import StoppedError, make_trainer, without_chatter
 from nearfar.training.learner import Learner, Step
 from nearfar.training.measure import embed
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, build
+from nearfar.training.recorder import stopped_by_signals
 from nearfar.training.runs import RunError
 from nearfar.training.splits import Parts
 from nearfar.training.start import start
@@ -45,7 +47,7 @@ Look = tuple[int, float, float, float]
 class NetworkOptions(HeadOptions):
     """Of studies that train whole networks."""
 
-    seeds: int = option(2, "trainings of every setting, from `seed` on")
+    seeds: int = option(3, "trainings of every setting, from `seed` on")
     classes: int | None = option(200, "use so many training and so many test classes alone, the first ones")
     steps: int = option(400, "of a training; --options '{width: 16}' makes the network wider")
 
@@ -71,6 +73,11 @@ class Trained:
     def recall(self) -> float | None:
         """Recall@1 in the end; None of a training that diverged."""
         return None if self.diverged else self.looks[-1][2]
+
+    @property
+    def measured(self) -> Measured:
+        """`METRICS` in the end; None of a training that diverged."""
+        return dict.fromkeys(METRICS) if self.diverged else dict(zip(METRICS, self.looks[-1][2:], strict=True))
 
 
 def network_config(config: TrainConfig) -> TrainConfig:
@@ -150,12 +157,29 @@ class Networks:
             watch.look(embedder, 0)
             learner = Learner(embedder, prepared.loss, prepared.config, steps, watch)
             try:
-                with without_chatter():
+                with stopped_by_signals(watch.stop), without_chatter():
                     trainer.fit(learner, watch.follow(Stream(prepared.loader, steps)))
+            except SIGTERMException:
+                watch.stop()
             except RunError:
                 return Trained(watch.looks, diverged=True)
+        if watch.stopping:
+            raise StoppedError("stopped")
         learner.optimiser.state.clear()  # Lightning's objects refer to each other and are freed late
         return Trained(watch.looks)
+
+
+def setting_of(networks: Networks, steps: int) -> str:
+    """How far this is from the papers."""
+    train, test = networks.rows
+    model = networks.config.model
+    width = f" of width {model.options['width']}" if "width" in model.options else ""
+    return (
+        f"The setting: {model.backbone or 'a frozen network'}{width}, {steps} steps on {len(train):,} images of "
+        f"{train.num_classes} classes ({train.name}), tested on {test.num_classes} others. The papers train "
+        "BN-Inception from ImageNet for 40 epochs, and ResNets on millions of faces: what holds here may not hold "
+        "there, and the other way round."
+    )
 
 
 class _Watch:
@@ -167,6 +191,11 @@ class _Watch:
         self._epoch: int | None = None
         self._stream: Stream | None = None
         self.looks: list[Look] = []
+        self.stopping = False
+
+    def stop(self) -> None:
+        """End with this step: a signal has come."""
+        self.stopping = True
 
     def follow(self, stream: Stream) -> Stream:
         """The batches whose epochs are counted."""
@@ -192,6 +221,9 @@ class _Watch:
     def after_step(self, learner: Learner, step: Step) -> None:
         float(step.loss)  # waits for devices that compute on their own
         self._seconds += _clock(learner) - self._began
+        if self.stopping:
+            learner.trainer.should_stop = True
+            return
         if self._after is not None:
             self._after(learner, step)
         if learner.done in self._look_at:

@@ -8,9 +8,10 @@ Whole small networks are trained on
     random      of as many candidates, a part drawn alike
     small       batches of the size of the part, nothing else compared
 
-for the same time: a step of a part takes a forward pass of all and three of the part, a step of a whole batch three of
-all, and the number of steps is chosen by that. Memory is that of a step, counted tensor by tensor, without the weights
-and what the optimiser keeps.
+for the same arithmetic: a step of a part takes a forward pass of all and three of the part, a step of a whole batch
+three of all, and the number of steps is chosen by that. What else a step does takes time too, which the seconds show
+and which counts the more, the smaller the network is. Memory is that of a step, counted tensor by tensor, without the
+weights and what the optimiser keeps.
 
 References: Katharopoulos and Fleuret, ICML 2018, arXiv:1803.00942; Jiang et al., 2019, arXiv:1910.00762.
 """
@@ -24,12 +25,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from nearfar.compare.spaces import read_contestant
+from nearfar.compare.statistics import half_width
 from nearfar.report import style
 from nearfar.studies.boundary_figures import LOOKS
 from nearfar.studies.footprint import Footprint
 from nearfar.studies.networks import NetworkOptions, Networks
 from nearfar.studies.study import Drawing, Findings, Progress, cells
-from nearfar.studies.sweep import Row, best, name_lines, one, over_seeds, per_cent
+from nearfar.studies.sweep import Row, name_lines, one, over_seeds, per_cent
 from nearfar.training.config import option
 from nearfar.training.options import ConfigError
 from nearfar.training.subset import SubsetStep, check_keep
@@ -67,7 +69,7 @@ class Options(NetworkOptions):
 
 
 def steps_for(method: str, steps: int, keep: float) -> int:
-    """Steps that take the time of so many whole ones: in forward passes of a whole batch, one of which counts three
+    """Steps with the arithmetic of so many whole ones: in forward passes of a whole batch, one of which counts three
     with its backward pass.
 
     >>> [steps_for(method, 70, 0.25) for method in ("whole", "hard", "small")]
@@ -111,7 +113,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     drawing = Drawing(
         draw(rows, options), "Recall@1 on unseen classes by time and by memory, means over seeds", wide=True
     )
-    return Findings({"subsets": rows, "trainings": found}, {"subsets": drawing}, sentences(rows, options))
+    return Findings({"subsets": rows, "trainings": found}, {"subsets": drawing}, sentences(rows, found, options))
 
 
 def step_memory(networks: Networks, method: str, loss: str, options: Options) -> float:
@@ -152,9 +154,6 @@ def draw(rows: Sequence[Row], options: Options) -> Figure:
                 by_time.errorbar([row["seconds"] for row in own], values, linestyle=line, label=method, **bars)
                 last = {key: value[-1:] if isinstance(value, list) else value for key, value in bars.items()}
                 by_memory.errorbar([row["megabytes"] for row in own[-1:]], values[-1:], linestyle="", **last)
-                for row in own[-1:]:
-                    place = (row["megabytes"], 100 * row[METRIC])
-                    by_memory.annotate(method, place, (7, -3), textcoords="offset points", fontsize=8)
             by_time.set(ylabel="Recall@1 in %", xlabel="seconds of the processor", title=loss, xlim=(0, None))
             most = max(row["megabytes"] for row in rows if row["loss"] == loss)
             by_memory.set(xlabel="megabytes of a step", title="the longest trainings", xlim=(0, 1.25 * most))
@@ -162,36 +161,35 @@ def draw(rows: Sequence[Row], options: Options) -> Figure:
     return drawn
 
 
-def sentences(rows: Sequence[Row], options: Options) -> list[str]:
+def sentences(rows: Sequence[Row], trainings: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
     """What each method came to, for what time and memory."""
     result = []
     longest = max(options.lengths)
     for loss in options.losses:
         own = {method: one(rows, loss=loss, method=method, length=longest) for method in METHODS}
         result.append(
-            f"{loss}, batches of {options.batch}, {options.part} of them backpropagated: "
+            f"{loss}, batches of {options.batch}, {options.part} of them backpropagated, for the same arithmetic: "
             + "; ".join(
-                f"{method} {per_cent(row, METRIC)} % after {row['steps']} steps and {row['seconds']:.0f} s, "
+                f"{method} {per_cent(row, METRIC)} % after {row['steps']} steps and {row['seconds']:.1f} s, "
                 f"{row['megabytes']:.1f} MB"
                 for method, row in own.items()
             )
             + "."
         )
-        if any(row[METRIC] is None for row in own.values()):
-            continue
-        gain, width = own["hard"][METRIC] - own["random"][METRIC], joint(own["hard"], own["random"])
-        sure = width is not None and abs(gain) > width
-        verdict = "cannot be told from" if not sure else "is better than" if gain > 0 else "is worse than"
-        result.append(
-            f"{loss}: choosing by weight (hard) {verdict} choosing at random in the same time: "
-            f"{100 * gain:+.1f} points" + ("." if width is None else f" ± {100 * width:.1f}.")
-        )
-        top = best(list(own.values()), METRIC)
-        result.append(f"{loss}: best in the same time is {top['method']}, with {per_cent(top, METRIC)} %.")
+        for other, words in (("random", "a part at random"), ("small", "small batches"), ("whole", "whole batches")):
+            result.append(f"{loss}: the hard part {_compared(trainings, loss, other, longest, words)}")
     return result
 
 
-def joint(first: Row, second: Row) -> float | None:
-    """Half the width of the interval of a difference of two means."""
-    widths = first[f"{METRIC} ±"], second[f"{METRIC} ±"]
-    return None if None in widths else float(np.hypot(*widths))
+def _compared(trainings: Sequence[Mapping[str, Any]], loss: str, other: str, length: float, words: str) -> str:
+    """Seed by seed, since the network starts alike."""
+    own = [t for t in trainings if (t["loss"], t["length"]) == (loss, length)]
+    values = {method: {t["seed"]: t[METRIC] for t in own if t["method"] == method} for method in ("hard", other)}
+    if any(value is None for each in values.values() for value in each.values()):
+        return f"cannot be compared with {words}, since a training diverged."
+    gains = [values["hard"][seed] - values[other][seed] for seed in values["hard"]]
+    gain, width = float(np.mean(gains)), half_width(gains)
+    sure = abs(gain) > width  # never of a single seed, whose width is not a number
+    verdict = "cannot be told from" if not sure else "is better than" if gain > 0 else "is worse than"
+    shown = "" if np.isnan(width) else f" ± {100 * width:.1f}"
+    return f"{verdict} {words}, by {100 * gain:+.1f}{shown} points over {len(gains)} seeds."

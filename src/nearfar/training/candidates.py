@@ -15,7 +15,7 @@ from nearfar.data import Table
 from nearfar.evaluation.class_means import CONFIDENCE, class_mean, intervals
 from nearfar.models import Embedder
 from nearfar.training.build import build_embedder
-from nearfar.training.config import TrainConfig
+from nearfar.training.config import ModelConfig, TrainConfig
 from nearfar.training.defaults import is_pretrained
 from nearfar.training.measure import Floats, measure
 from nearfar.training.world import World
@@ -33,10 +33,22 @@ def features_alone(config: TrainConfig) -> Embedder | None:
     model = config.model
     if model.head == "none" or not (model.backbone == "features" or is_pretrained(model.backbone or "", model.weights)):
         return None
-    plain = replace(
-        model, head="none", dimension=None, hidden=None, head_start="random", freeze=True, freeze_to=None, lora=None
+    return build_embedder(replace(config, model=without_head(model))).eval()
+
+
+def without_head(model: ModelConfig) -> ModelConfig:
+    """The trunk of a model as it came."""
+    return replace(
+        model,
+        head="none",
+        dimension=None,
+        hidden=None,
+        head_start="random",
+        freeze=True,
+        freeze_to=None,
+        lora=None,
+        views=1,
     )
-    return build_embedder(replace(config, model=plain)).eval()
 
 
 def on_cached_features(config: TrainConfig) -> TrainConfig:

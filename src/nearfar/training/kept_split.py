@@ -6,7 +6,7 @@ that measures the run goes by it, however the data have changed since: what was 
 
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from nearfar.data.survey import Survey, row_name, survey
 from nearfar.foundation.files import write_rows
 from nearfar.training.config import DataConfig
 from nearfar.training.options import ConfigError
+from nearfar.training.progress import counted
 from nearfar.training.reading import readable
 from nearfar.training.runs import Run, RunError
 from nearfar.training.splits import TRAIN, VAL, Parts, split
@@ -114,11 +115,11 @@ class KeptSplit:
         seen = np.array([fingerprint in contents for fingerprint in found.fingerprints], np.bool_)
         if own and self.open_set:
             seen |= labels
-        told = []
+        told, namesakes = [], labels & ~seen
         if seen.any():
-            told.append(f"{np.count_nonzero(seen):,} images are left out: they, or their classes, were trained on")
-        if (labels & ~seen).any() and self.open_set:
-            told.append(f"{np.count_nonzero(labels & ~seen):,} images are in classes with the name of a trained one")
+            told.append(f"left out, since they or their classes were trained on: {counted(int(seen.sum()), 'image')}")
+        if namesakes.any() and self.open_set:
+            told.append(f"in classes with the name of a trained one: {counted(int(namesakes.sum()), 'image')}")
         return seen, tuple(told)
 
     def match(self, table: Table, found: Survey) -> "Match":
@@ -195,38 +196,39 @@ class Match:
         seen = {row.image for row in self.split.rows if row.role in SEEN}
         lost = sorted(seen & {*self.gone, *self.changed})
         if lost:
-            shown = ", ".join(lost[:SHOWN]) + (", ..." if len(lost) > SHOWN else "")
             raise RunError(
-                f"{len(lost):,} of the images that {run.folder} trains on are gone or changed since it began: {shown}. "
+                f"images that {run.folder} trains on are gone or changed: {len(lost):,} ({_some(lost)}). "
                 "Put them back to go on; or begin a new run: nearfar train DATA"
             )
         return self.parts()
 
     def notes(self) -> Iterator[str]:
         """What has changed since the run began, in words."""
-        yield from _told(self.gone, "of the run are no longer there")
-        yield from _told(self.changed, "have other content than when the run began")
-        yield from _told(self.moved, "have another name, or are copies: they count as what they were")
-        names = [row_name(self.table, row) for row in self.relabelled]
-        yield from _told(names, "test images are now in classes that were trained on: they are not measured")
         trained, tested = self.split.trained_classes, self.split.tested_classes - self.split.trained_classes
         new = {row: label for row, label in self.new.items() if label}
-        kinds = {
-            "are new, of classes that were trained on": [row for row, label in new.items() if label in trained],
-            "are new, of test classes: they are not part of the run's figures": [
-                row for row, label in new.items() if label in tested
-            ],
+
+        def named(rows: Iterable[int]) -> list[str]:
+            return [row_name(self.table, row) for row in rows]
+
+        images = {
+            "no longer there": self.gone,
+            "changed since the run began": self.changed,
+            "renamed or copied since, and counted as what they were": self.moved,
+            "moved to classes that were trained on, and not measured": named(self.relabelled),
+            "new, in classes that were trained on": named(row for row, label in new.items() if label in trained),
+            "new, in test classes, and not measured": named(row for row, label in new.items() if label in tested),
         }
-        for what, rows in kinds.items():
-            yield from _told([row_name(self.table, row) for row in rows], what)
+        for what, names in images.items():
+            if names:
+                yield f"{what}: {counted(len(names), 'image')} ({_some(names)})"
         unknown = sorted(set(new.values()) - trained - tested)
-        yield from _told(unknown, "are new, never seen by the run: they are not part of its figures", "classes")
+        if unknown:
+            classes = counted(len(unknown), "class", "classes")
+            yield f"never seen by the run, and not measured: {classes} ({_some(unknown)})"
 
 
-def _told(names: list[str], what: str, things: str = "images") -> Iterator[str]:
-    if names:
-        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-        yield f"{len(names):,} {things} {what}: {shown}"
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
 
 
 def parts_of(run: Run, advance: Callable[[int], None] | None = None) -> Parts:

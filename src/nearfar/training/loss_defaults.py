@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from nearfar.training.config import LossConfig
+from nearfar.training.options import loss_info
 
 Start = Literal["scratch", "tuned", "frozen"]
 STARTS: dict[Start, str] = {
@@ -35,15 +36,25 @@ class LossDefaults:
     why: str = ""
 
 
+# At random, class vectors and network look for each other: both move fast, but not in the first steps, in which Adam
+# does not know yet how large gradients are.
 OF_ALL: dict[Start, LossDefaults] = {
-    "scratch": LossDefaults(lr=3e-3, classes=1e-2, scale=1e-3, boundary=1e-3),
+    "scratch": LossDefaults(lr=3e-3, classes=3e-2, scale=1e-3, boundary=1e-3),
     "tuned": LossDefaults(lr=1e-4, classes=1e-2, scale=1e-3, boundary=1e-3),
     "frozen": LossDefaults(lr=3e-4, classes=3e-2, scale=1e-3, boundary=1e-3),
 }
+WARMUP = 1.0  # of losses with class vectors, where a network starts at random
 
 # What a loss has of its own: from whatever it starts (""), or from one start.
 OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
     "CenterLoss": {"": {"arguments": {"loss_weight": 0.003}, "why": "the paper's weight beside a softmax"}},
+    "NPairsLoss": {
+        "scratch": {
+            "head_scale": 0.3,
+            "why": "dot products of long vectors hide how they differ",
+        }
+    },
+    "SoftTripleLoss": {"scratch": {"classes": 1e-2}},
     "TripletMarginLoss": {
         "": {"arguments": {"mining": "all"}, "why": "the hardest triplets of each batch collapse a network that starts"}
     },
@@ -53,7 +64,9 @@ OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
 def defaults_of(name: str, start: Start, class_level: bool = False) -> LossDefaults:
     """Of one loss."""
     own = OF_LOSS.get(f"{name}, class-level" if class_level else name, {})
-    return replace(OF_ALL[start], **{**own.get("", NOTHING), **own.get(start, NOTHING)})
+    vectors = class_level or loss_info(name).level in ("class", "proxy")
+    base = replace(OF_ALL[start], warmup=WARMUP if vectors and start == "scratch" else 0.0)
+    return replace(base, **{**own.get("", NOTHING), **own.get(start, NOTHING)})
 
 
 def defaults_of_all(losses: Sequence[LossConfig], start: Start) -> LossDefaults:
@@ -72,9 +85,9 @@ def shown(name: str, class_level: bool = False) -> list[str]:
     """The table of one loss, as lines."""
     table = {start: defaults_of(name, start, class_level) for start in STARTS}
     names = [f.name for f in fields(LossDefaults) if f.name not in ("arguments", "why")]
-    lines = [f"  {'':<34}" + "".join(f"{own:>10}" for own in names)]
+    lines = [f"  {'':<34}" + "".join(f"{own:>12}" for own in names)]
     for start, own in table.items():
-        lines.append(f"  {STARTS[start]:<34}" + "".join(f"{getattr(own, own_name):>10g}" for own_name in names))
+        lines.append(f"  {STARTS[start]:<34}" + "".join(f"{getattr(own, own_name):>12g}" for own_name in names))
     changed: dict[str, list[str]] = {}
     for start, own in table.items():
         for argument, value in own.arguments.items():

@@ -117,8 +117,9 @@ def with_options(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         if name.startswith("loss."):
             config = replace(config, loss=_with_loss_option(config.loss, name.removeprefix("loss."), value))
         elif name != "loss":
-            # A word is what evaluation keeps, a number what select keeps.
-            chosen = find_option("select_keep" if name == "keep" and _is_number(value) else name)
+            chosen = find_option(name)
+            if chosen.name == "evaluation.keep" and _is_number(value):  # a word is of evaluation, a number of select
+                chosen = find_option("select_keep")
             config = _with_value(config, chosen.name.split("."), convert(value, chosen.kind, chosen.name))
     return config
 

@@ -128,3 +128,12 @@ def print_table(title: str, columns: Mapping[str, Mapping[str, float | str]]) ->
     console = Console(file=sys.stdout, highlight=False, markup=False)
     console.print(title, soft_wrap=True)  # a long name is not broken to the width of the table
     console.print(table)
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "class", "classes"), counted(2000, "picture")
+    ('1 class', '2,000 pictures')
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.evaluation import calibrate_on_classes, measured_at
+from nearfar.evaluation.class_intervals import in_percent, range_in_percent
 from nearfar.evaluation.hamming import signs
 from nearfar.training.config import EvaluationConfig
 from nearfar.training.held_out import HeldOut
@@ -103,13 +104,14 @@ def said(threshold: Mapping[str, Any]) -> str:
     right = "none is accepted there"
     if found["precision"] is not None:
         right = (
-            f"{_share(found, 'precision')} of the accepted pairs are right where {_percent(found['share'])} of all "
+            f"{_share(found, 'precision')} of the accepted pairs are right where {in_percent(found['share'])} of all "
             "pairs are the same"
         )
+    doubt = "" if _kept(threshold) else ". So these classes do not keep what the held-out ones promised"
     return (
-        f"{words}. Measured on {found['classes']:,} classes never trained on: {right}; {_share(found, 'tar')} of the "
-        f"same pairs are found; {_share(found, 'far')} of the others are accepted ({found['confidence']:.0%} intervals)"
-        f"{'' if _kept(threshold) else '. So these classes do not keep what the held-out ones promised'}"
+        f"{words}. Measured on {found['classes']:,} classes never trained on, with {in_percent(found['confidence'])} "
+        f"intervals: {right}; {_share(found, 'tar')} of the same pairs are found; {_share(found, 'far')} of the others "
+        f"are accepted{doubt}"
     )
 
 
@@ -118,7 +120,7 @@ def _wish(threshold: Mapping[str, Any]) -> str:
     goals = {"precision": "a precision", "far": "a false-accept rate"}
     if threshold.get("target") not in goals:
         return ""
-    return f" (calibrated for {goals[threshold['target']]} of {_percent(threshold['wished'])})"
+    return f" (calibrated for {goals[threshold['target']]} of {in_percent(threshold['wished'])})"
 
 
 def _kept(threshold: Mapping[str, Any]) -> bool:
@@ -131,14 +133,4 @@ def _kept(threshold: Mapping[str, Any]) -> bool:
 
 
 def _share(found: Mapping[str, Any], name: str) -> str:
-    low, high = found[f"{name}_interval"]
-    return f"{_percent(found[name])} ({_percent(low)} to {_percent(high)})"
-
-
-def _percent(share: float) -> str:
-    """Three digits below one per cent, where they matter.
-
-    >>> _percent(0.957), _percent(0.00123), _percent(0)
-    ('95.7 %', '0.123 %', '0 %')
-    """
-    return f"{100 * share:.3g} %"
+    return f"{in_percent(found[name])} ({range_in_percent(found[f'{name}_interval'])})"

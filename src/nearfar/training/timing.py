@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearfar.data import Table
+from nearfar.data import FeatureCache, Table
+from nearfar.foundation.folders import cache_folder
 from nearfar.models import Embedder, list_trunks
 from nearfar.training.build import build_embedder, build_loss
 from nearfar.training.config import TrainConfig
@@ -22,9 +23,8 @@ from nearfar.training.splits import Parts
 
 TRIED = 16  # images, of which a batch is a multiple
 QUICK = 3.0  # seconds: what a whole batch may take to be tried whole, since small ones are slow for their size
-
-
 LOOKS = 4  # at the held-out rows of a fold
+CLOCK = time.perf_counter
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,18 @@ def _built(config: TrainConfig, parts: Parts) -> tuple[TrainConfig, Embedder, nn
     return with_images_of(chosen, embedder), embedder, loss.to(embedder.device)
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """That some work takes."""
-    began = time.perf_counter()
+def seconds_of(clock: Callable[[], float], work: Callable[[], Any]) -> float:
+    """That some work takes, by a clock."""
+    began = clock()
     work()
-    return time.perf_counter() - began
+    return clock() - began
+
+
+def lacking_features(embedder: Embedder, table: Table) -> int:
+    """How many images have no features in the cache yet. None of them is opened."""
+    if table.images is None:
+        return 0
+    return FeatureCache(cache_folder() / "features", embedder.feature_key()).lacking(table.images)
 
 
 def embedding_seconds(embedder: Embedder, table: Table) -> float:
@@ -121,7 +128,7 @@ def embedding_seconds(embedder: Embedder, table: Table) -> float:
         list(embedder.stream(images, output="features", max_broken=1.0))
 
     stream()  # the first one makes room, and takes up to four times as long
-    return min(seconds(stream) for _ in range(2)) / len(images)
+    return min(seconds_of(CLOCK, stream) for _ in range(2)) / len(images)
 
 
 def training_seconds(config: TrainConfig, embedder: Embedder, loss: nn.Module, train: Table) -> float:
@@ -136,7 +143,7 @@ def training_seconds(config: TrainConfig, embedder: Embedder, loss: nn.Module, t
         return torch.stack([transform(images[int(row)], np.random.default_rng(0)) for row in rows])
 
     few = prepared(rows[:TRIED])
-    loading = seconds(lambda: prepared(rows[:TRIED])) / len(few)
+    loading = seconds_of(CLOCK, lambda: prepared(rows[:TRIED])) / len(few)
     computing = _step(embedder, loss, few, labels[:TRIED], embedder) / len(few)
     if len(rows) > TRIED and (loading + computing) * len(rows) < QUICK:
         computing = _step(embedder, loss, prepared(rows), labels, embedder) / len(rows)
@@ -172,4 +179,4 @@ def _step(
 
     with freed_memory_kept(device.type):
         step()  # the first one makes room, and more
-        return min(seconds(step) for _ in range(2))
+        return min(seconds_of(CLOCK, step) for _ in range(2))

@@ -68,13 +68,16 @@ class CircleLoss(Loss):
         a_p = [O_p - s_p]_+,  a_n = [s_n - O_n]_+,  constants in the gradient
 
     with O_p = 1 + m, O_n = -m, delta_p = 1 - m, delta_n = m unless given. The decision boundary is then the circle
-    s_n^2 + (1 - s_p)^2 = 2 m^2. Cosine similarities; every row with a positive and a negative counts.
+    s_n^2 + (1 - s_p)^2 = 2 m^2. Where the weights have slopes of their own, slope_p a_p and slope_n a_n, it is the
+    ellipse slope_n (s_n^2 - m^2) + slope_p ((1 - s_p)^2 - m^2) = 0. Cosine similarities; every row with a positive and
+    a negative counts.
 
     Args:
         m: relaxation; the paper has 0.25 for faces and re-identification, 0.4 for fine-grained retrieval. At class
             level also a tensor (num_classes,): of a sample's class.
         gamma: scale; the paper has 256 for faces, 128 for re-identification, 80 for fine-grained retrieval.
         O_p, O_n, delta_p, delta_n: the optima and margins, each instead of what m gives.
+        slope_p, slope_n: of the weights a_p and a_n; 1 in the paper.
         num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
             weights.
 
@@ -93,12 +96,17 @@ class CircleLoss(Loss):
         O_n: float | None = None,
         delta_p: float | None = None,
         delta_n: float | None = None,
+        slope_p: float = 1.0,
+        slope_n: float = 1.0,
         num_classes: int | None = None,
         embedding_size: int | None = None,
         **options: Any,
     ):
         super().__init__(**options)
         check_positive("gamma", gamma)
+        check_positive("slope_p", slope_p)
+        check_positive("slope_n", slope_n)
+        self.slope_p, self.slope_n = slope_p, slope_n
         self.m: float | Tensor
         self.number_by_class("m", m, num_classes)
         self.needs_class_ids = isinstance(m, Tensor)
@@ -124,10 +132,10 @@ class CircleLoss(Loss):
     def spec(self) -> LossSpec:
         if isinstance(self.m, Tensor):
             return LossSpec(
-                positive=SelfPaced(self.gamma, Row(0), Row(1), positive=True),
-                negative=SelfPaced(self.gamma, Row(2), Row(3), positive=False),
+                positive=SelfPaced(self.gamma * self.slope_p, Row(0), Row(1), positive=True),
+                negative=SelfPaced(self.gamma * self.slope_n, Row(2), Row(3), positive=False),
             )
         return LossSpec(
-            positive=SelfPaced(self.gamma, self.O_p, self.delta_p, positive=True),
-            negative=SelfPaced(self.gamma, self.O_n, self.delta_n, positive=False),
+            positive=SelfPaced(self.gamma * self.slope_p, self.O_p, self.delta_p, positive=True),
+            negative=SelfPaced(self.gamma * self.slope_n, self.O_n, self.delta_n, positive=False),
         )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 
 from nearfar.serve.api import PICTURE_BODY, ServingDependency, UploadedPicture, errors
-from nearfar.serve.schema import Count, Identification, ItemKey, Neighbours, RunKey
+from nearfar.serve.schema import Count, Identification, ItemKey, Neighbours, Rate, RunKey
 
 router = APIRouter(tags=["search"])
 
@@ -27,9 +27,10 @@ async def search(serving: ServingDependency, run: RunKey, picture: UploadedPictu
     responses=errors(408, 409, 413, 415, 422, 503),
     openapi_extra=PICTURE_BODY,
 )
-async def identify(serving: ServingDependency, run: RunKey, picture: UploadedPicture) -> Any:
+async def identify(serving: ServingDependency, run: RunKey, picture: UploadedPicture, far: Rate = "0.01") -> Any:
     """The class of the picture in the request's body, or none of the gallery's classes."""
-    return await serving.slots.run(serving.run(run).identify_picture, picture, serving.limits.upload_pixels)
+    identify_picture = serving.run(run).identify_picture
+    return await serving.slots.run(identify_picture, picture, float(far), serving.limits.upload_pixels)
 
 
 @router.get("/runs/{run}/items/{item}/neighbours", response_model=Neighbours, responses=errors(422, 503))

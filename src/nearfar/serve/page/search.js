@@ -7,6 +7,7 @@ import { identificationPanel } from "./identification.js";
 
 const K = 24;
 const EXAMPLES = 12;
+let far = "0.01"; // the false accept rate of identification
 const uploads = []; // since the page was opened; addresses refer to them by number
 let pending = new AbortController();
 
@@ -73,8 +74,13 @@ export async function showSearch(parameters) {
 
 /** Show the identification above the neighbours; its errors are ignored, because the search works without it. */
 async function identify(run, upload, column, signal) {
-  const answer = await sendPicture(`runs/${run}/identify`, {}, upload.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
-  if (answer) column.showIdentification(identificationPanel(answer));
+  const answer = await sendPicture(`runs/${run}/identify`, { far }, upload.file, { signal }).catch((error) => { if (error.name === "AbortError") throw error; });
+  if (!answer) return;
+  column.showIdentification(identificationPanel(answer, far, async (chosen) => {
+    far = chosen;
+    await identify(run, upload, column, signal).catch((error) => { if (error.name !== "AbortError") throw error; });
+    column.whole.querySelector(".who select")?.focus();
+  }));
 }
 
 function showQuery(address, name, alternative) {

@@ -62,8 +62,8 @@ function slider(run, data, withRun) {
   reset?.addEventListener("click", () => { chosen.set(run, data.calibrated); input.value = nearest(data.at, data.calibrated); show(); input.focus(); });
   show();
   const title = withRun ? `${run.toUpperCase()}: match from` : "Match from";
-  const { threshold_precision: measured } = runOf(run);
-  const note = data.calibrated === null || !measured ? null : el("p", { class: "faint" }, `${data.calibrated.toFixed(3)} was calibrated on held-out classes. On the test classes, its precision was ${percent(measured, 0)} when the run ended.`);
+  const { threshold_note: measured } = runOf(run);
+  const note = measured === null || data.calibrated === null ? null : el("details", {}, el("summary", { class: "faint" }, `Measured: ${data.calibrated.toFixed(3)} on the test classes`), el("p", { class: "faint" }, `${measured[0].toUpperCase()}${measured.slice(1)}.`));
   return [el("h2", { class: "row" }, el("span", {}, title), value, reset), input, chart, el("div", { class: "tiles" }, ...pairs), summary, ...(note ? [note] : [])];
 }
 

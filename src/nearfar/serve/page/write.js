@@ -105,7 +105,7 @@ export async function removeImage(card) {
   if (!store.state.writable || !(await allowed())) return;
   const dialog = $("remove-dialog");
   $("remove-picture").src = picture(run, item, 96);
-  $("remove-words").textContent = `${named(label || null)} is removed from the gallery. Its file is deleted only if it was added on this page.`;
+  $("remove-words").textContent = `The image (${named(label || null)}) will be removed from the gallery. Its file is deleted only if it was added on this page.`;
   dialog.returnValue = "";
   dialog.showModal();
   await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
