@@ -14,7 +14,7 @@ from tests.faults.crash import FAULTS, Crasher, How, Outcome, points
 from tests.serve.making import embed, served
 
 FEW = 1
-GONE = "there is no such image"
+GONE = "has no such image"
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -59,8 +59,13 @@ class Settings:
         return self.head_start in ("pca", "pca-whiten")
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return asdict(self)
+        """What `from_json` reads. A momentum that is not set is left out: what older models did not say would change
+        their fingerprints, and indexes made with them would be refused.
+        """
+        values = asdict(self)
+        if self.batch_norm_momentum is None:
+            del values["batch_norm_momentum"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Settings":
