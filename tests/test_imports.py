@@ -61,7 +61,9 @@ sys.setprofile(None)
 print(json.dumps([calls, sorted(set(sys.modules) - there)]))
 """
     calls, loaded = json.loads(fresh_python(code))
-    own = {f"nearfar.losses.{path.stem}" for path in (PACKAGE / "losses").glob("[!_]*.py")}  # not what is distributed
+    rooms = ("*.py", "engine/*.py", "catalogue/*.py")  # not what is distributed
+    files = [path.relative_to(PACKAGE.parent) for room in rooms for path in (PACKAGE / "losses").glob(room)]
+    own = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files}
     founded = {"nearfar.foundation", "nearfar.foundation.suggestions"}
     assert (
         {"nearfar", "nearfar.losses"} <= set(loaded) <= {"nearfar", "nearfar.errors", *founded, "nearfar.losses", *own}
@@ -104,6 +106,34 @@ def test_imports_point_one_way(part: str) -> None:
     found = {str(module.relative_to(PACKAGE)): imported(module.read_text(encoding="utf-8")) for module in modules}
     assert any(found.values()) or not allowed
     assert {name: parts - allowed for name, parts in found.items() if parts - allowed} == {}
+
+
+# The rooms of the losses: what each may import of them when it is loaded. The frame is what lies beside the rooms.
+ROOMS = {
+    "engine": {"engine"},
+    "frame": {"frame", "engine"},
+    "catalogue": {"catalogue", "frame", "engine"},
+    "distributed": {"distributed", "catalogue", "frame", "engine"},
+}
+
+
+def loaded_rooms(source: str) -> set[str]:
+    """The rooms that a module imports as it is loaded: not within functions, nor for the types."""
+    rooms = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("nearfar.losses"):
+            within = node.module.split(".")[2:] or [alias.name for alias in node.names]
+            rooms |= {name if name in ROOMS else "frame" for name in within[:1]}
+    return rooms
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_between_the_rooms_of_the_losses_point_one_way(room: str) -> None:
+    folder = PACKAGE / "losses" / ("" if room == "frame" else room)
+    modules = [path for path in sorted(folder.glob("*.py")) if path != PACKAGE / "losses" / "__init__.py"]
+    found = {path.name: loaded_rooms(path.read_text(encoding="utf-8")) for path in modules}
+    assert any(found.values())
+    assert {name: rooms - ROOMS[room] for name, rooms in found.items() if rooms - ROOMS[room]} == {}
 
 
 # A machine that has other things to do must fail no test: they count, or bring a clock of their own. Here also in the

@@ -13,6 +13,12 @@ from tests.reference import REFERENCES, Case
 
 CLASSES, SIZE = 5, 6
 
+
+def by_class(classes: int) -> Tensor:
+    """A number for every class."""
+    return torch.linspace(0.1, 0.6, classes, dtype=torch.float64)
+
+
 # Arguments besides the defaults, which are always tried too.
 ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "AngularLoss": [{"alpha": 0.9, "npair_weight": 2.0}],
@@ -30,12 +36,18 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "TupletMarginLoss": [{"margin": 0.3, "scale": 8.0}],
     "AMSoftmaxLoss": [{"margin": 0.2}],
     "AdaFaceLoss": [{"margin": 0.3, "scale": 8.0, "h": 3.0}],
-    "ArcFaceLoss": [{"margin": 2.0, "scale": 8.0}, {"easy_margin": True}, {"margin": 0.0}],
+    "ArcFaceLoss": [
+        {"margin": 2.0, "scale": 8.0},
+        {"easy_margin": True},
+        {"margin": 0.0},
+        {"margin": by_class, "label_smoothing": 0.2},
+    ],
     "CircleLoss": [
         {"m": 0.25, "gamma": 1024.0},
         {"O_p": 0.9, "O_n": 0.1, "delta_p": 0.6, "delta_n": 0.3, "gamma": 10.0},
         {"slope_p": 0.5, "slope_n": 3.0, "gamma": 20.0},
         {"num_classes": CLASSES, "embedding_size": SIZE, "m": 0.25, "gamma": 256.0},
+        {"num_classes": CLASSES, "embedding_size": SIZE, "m": by_class, "gamma": 16.0},
     ],
     "CombinedMarginLoss": [{"m1": 1.35, "m2": 0.0}, {"m1": 3.0, "m2": 0.3, "m3": 0.2, "scale": 16.0}],
     "ContrastiveLoss": [
@@ -43,7 +55,12 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"pos_margin": 0.3, "neg_margin": 1.2, "power": 2, "distance": "squared_l2"},
         {"pos_margin": 0.2, "neg_margin": 0.9, "power": 1, "distance": "cosine"},
     ],
-    "CosFaceLoss": [{"scale": 1024.0}],
+    "CosFaceLoss": [
+        {"scale": 1024.0},
+        {"scale": 8.0, "margin": by_class},
+        {"scale": 8.0, "learnable": True, "label_smoothing": 0.1},
+        {"scale": 8.0, "learnable": True, "margin": by_class},
+    ],
     "CurricularFaceLoss": [{"margin": 1.0, "scale": 8.0}],
     "FastAPLoss": [{"num_bins": 3}],
     "L2SoftmaxLoss": [{"scale": 4.0, "learnable": True}, {"scale": 4.0, "bias": False}],
@@ -53,10 +70,14 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"beta": 0.9, "nu": 0.3, "learn_beta": True},
         {"num_classes": CLASSES, "learn_beta": True, "nu": 0.1},
     ],
-    "MultiSimilarityLoss": [{"epsilon": None}, {"alpha": 4.0, "beta": 20.0, "base": 0.3, "epsilon": -0.05}],
+    "MultiSimilarityLoss": [
+        {"epsilon": None},
+        {"learn_base": True},
+        {"alpha": 4.0, "beta": 20.0, "base": 0.3, "epsilon": -0.05},
+    ],
     "NPairsLoss": [{"l2_weight": 0.0}],
-    "NTXentLoss": [{"temperature": 0.001}],
-    "NormFaceLoss": [{"scale": 1024.0}],
+    "NTXentLoss": [{"temperature": 0.001}, {"temperature": 0.2, "learnable": True}],
+    "NormFaceLoss": [{"scale": 1024.0}, {"scale": 8.0, "learnable": True, "label_smoothing": 0.1}],
     "PNPLoss": [
         {"variant": "Ds"},
         {"variant": "Dq", "alpha": 2.0},
@@ -69,10 +90,10 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     "RecallAtKLoss": [{"ks": (1, 3), "rank_temperature": 0.1, "k_temperature": 0.5}],
     "SmoothAPLoss": [{"temperature": 0.2}],
     "SoftTripleLoss": [{"centers_per_class": 1}, {"centers_per_class": 3, "la": 5.0, "margin": 0.2, "tau": 0.0}],
-    "SoftmaxLoss": [{"bias": False}],
+    "SoftmaxLoss": [{"bias": False}, {"label_smoothing": 0.3}],
     "SphereFaceLoss": [{"margin": 1.0}, {"margin": 3.5, "scale": 2.0, "base": 0.0, "lambda_min": 0.0}],
     "SubCenterArcFaceLoss": [{"sub_centers": 1, "scale": 8.0}],
-    "SupConLoss": [{"temperature": 0.01}],
+    "SupConLoss": [{"temperature": 0.01}, {"temperature": 0.2, "learnable": True}],
     "TripletMarginLoss": [
         {"mining": "all"},
         {"mining": "all", "distance": "cosine", "smooth_loss": True},
@@ -93,7 +114,8 @@ class Setting:
     arguments: dict[str, Any]
 
     def __str__(self) -> str:
-        return ",".join([self.name, *(f"{k}={v}" for k, v in self.arguments.items() if k != "embedding_size")])
+        shown = {k: v.__name__ if callable(v) else v for k, v in self.arguments.items() if k != "embedding_size"}
+        return ",".join([self.name, *(f"{k}={v}" for k, v in shown.items())])
 
     @property
     def info(self) -> losses.LossInfo:
@@ -106,14 +128,13 @@ class Setting:
 
     @property
     def needs_class_ids(self) -> bool:
-        """A boundary per class, or exactly one target per row."""
-        one_target = self.name in ("CenterLoss", "CurricularFaceLoss", "MagFaceLoss", "P2SGradLoss")
-        return one_target or (self.name == "MarginLoss" and "num_classes" in self.arguments)
+        """A number of the sample's class, or exactly one target per row."""
+        return self.make().needs_class_ids
 
     @property
     def one_number(self) -> bool:
         """A loss of the batch as a whole, without rows and weights."""
-        return self.name in ("HistogramLoss", "IntraPairVarianceLoss", "LiftedStructureLoss")
+        return self.info.whole_batch
 
     @property
     def reductions(self) -> tuple[str, ...]:
@@ -122,7 +143,7 @@ class Setting:
     @property
     def takes_references(self) -> bool:
         """Whether samples may be compared with another set."""
-        return not self.class_level and self.name != "LiftedStructureLoss"
+        return not self.class_level and self.info.takes_references
 
     def make(
         self, seed: int = 0, num_classes: int = CLASSES, embedding_size: int = SIZE, **options: Any
@@ -130,6 +151,7 @@ class Setting:
         arguments = dict(self.arguments)
         if self.class_level:
             arguments |= {"num_classes": num_classes, "embedding_size": embedding_size}
+        arguments = {k: v(num_classes) if callable(v) else v for k, v in arguments.items()}
         torch.manual_seed(seed)
         loss = self.info.loss(**arguments, **options).double()
         if loss.bias is not None:
@@ -138,8 +160,14 @@ class Setting:
 
     def reference(self, loss: losses.Loss, labels: Tensor | None = None) -> Callable[[Case], tuple[Tensor, Tensor]]:
         """The naive reference with the same arguments, and with the loss's own state."""
-        ours_alone = ("num_classes", "embedding_size", "bias", "learnable", "learn_beta")
+        ours_alone = ("num_classes", "embedding_size", "bias", "learnable", "learn_beta", "learn_base")
         arguments = {k: v for k, v in self.arguments.items() if k not in ours_alone}
+        arguments = {k: getattr(loss, k) if callable(v) else v for k, v in arguments.items()}
+        if loss.logit_scale is not None:
+            inverse = "temperature" in arguments
+            arguments["temperature" if inverse else "scale"] = (loss.logit_scale * (-1 if inverse else 1)).exp()
+        if "learn_base" in self.arguments:
+            arguments["base"] = loss.base
         if isinstance(loss, losses.L2SoftmaxLoss):
             arguments["scale"] = loss.scale
         elif isinstance(loss, losses.RankedListLoss):
@@ -218,8 +246,7 @@ def inputs() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 # Up to these sizes there are shorter ways, and beyond them others.
-LIMITS = ("inputs.FEW", "inputs.FEW_LABELS", "at_once.LONGEST", "triplet.FEW", "triplet.MANY")
-LIMITS += ("triplet.TOGETHER", "ranking.FEW", "ranking.TOGETHER")
+LIMITS = ("catalogue.triplets.MANY", "catalogue.triplets.TOGETHER", "catalogue.ranking.TOGETHER")
 
 
 def as_if_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Few samples: pairs as whole matrices, batches that end early because nothing is left to learn from, and tables."""
+"""Batches that end early because nothing is left to learn from, and tables of positives."""
 
 from typing import Any
 
@@ -7,56 +7,9 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from nearfar.losses import inputs, triplet
-from nearfar.losses.pairs import ClassPairs, FewPairs, table_of
-from nearfar.losses.weights import restored
-from tests.losses.settings import SETTINGS, SIZE, Setting, as_if_many, unit
-
-IDS = torch.tensor([3, 0, 3, 1, 0, 3, 2, 1, 0, 3])
-OTHERS = torch.tensor([0, 3, 3, 2, 7])
-
-
-def in_the_callers_order(pairs: ClassPairs) -> tuple[Tensor, Tensor]:
-    masks = []
-    for mask in pairs.masks(slice(0, pairs.rows)):
-        rows = restored(mask, pairs.row_order)
-        masks.append(restored(rows.t(), pairs.column_order).t())
-    return masks[0], masks[1]
-
-
-@pytest.mark.parametrize(
-    ("few", "many"),
-    [
-        (FewPairs.among_samples(IDS), ClassPairs.among_samples(IDS)),
-        (FewPairs.among_samples(IDS[:6]), ClassPairs.among_samples(IDS[:6])),
-        (FewPairs.among_samples(IDS[[0, 2, 5]]), ClassPairs.among_samples(IDS[[0, 2, 5]])),
-        (FewPairs.among_samples(IDS[[0, 1, 2, 4]]), ClassPairs.among_samples(IDS[[0, 1, 2, 4]])),
-        (FewPairs.among_samples(IDS[:0]), ClassPairs.among_samples(IDS[:0])),
-        (FewPairs.among_samples(IDS, slice(3, 7)), ClassPairs.of_part(IDS, slice(3, 7))),
-        (FewPairs.among_samples(IDS, slice(3, 6)), ClassPairs.of_part(IDS, slice(3, 6))),
-        (FewPairs.to_references(IDS, OTHERS), ClassPairs.to_references(IDS, OTHERS)),
-        (FewPairs.to_references(IDS[[0, 1, 2]], OTHERS), ClassPairs.to_references(IDS[[0, 1, 2]], OTHERS)),
-        (FewPairs.to_references(IDS[:0], OTHERS), ClassPairs.to_references(IDS[:0], OTHERS)),
-    ],
-)
-def test_matrices_say_what_tables_say(few: FewPairs, many: ClassPairs) -> None:
-    expected = in_the_callers_order(many)
-    for mask, other in zip(few.masks(slice(0, few.rows)), expected, strict=True):
-        assert torch.equal(mask, other)
-    assert few.complete == many.complete
-    assert few.positives.tolist() == expected[0].sum(1).tolist()
-    assert few.negatives.tolist() == expected[1].sum(1).tolist()
-    for top in range(0, few.rows, 2):
-        assert torch.equal(few.masks(slice(top, top + 2))[0], expected[0][top : top + 2])
-        for left in range(0, few.columns, 3):
-            rows, columns = slice(top, min(top + 2, few.rows)), slice(left, min(left + 3, few.columns))
-            tile = few.tile(rows, columns)
-            assert tile is not None and tile.columns is None and tile.vacant is not None
-            assert torch.equal(~tile.vacant, expected[0][rows, columns])
-            shown = torch.ones(tile.vacant.shape)
-            assert torch.equal(tile.hide(shown.clone(), 0.0).bool(), expected[1][rows, columns])
-            others = tile.hide(shown, 0.0, keep_positives=True).bool()
-            assert torch.equal(others, (expected[0] | expected[1])[rows, columns])
+from nearfar.losses.catalogue import triplets as catalogue
+from nearfar.losses.engine.pairs import table_of
+from tests.losses.settings import as_if_many, unit
 
 
 @pytest.mark.parametrize("slots", [None, 4])
@@ -66,11 +19,6 @@ def test_a_table_lists_the_true_columns_in_order(slots: int | None) -> None:
     assert columns.shape == filled.shape == (3, slots or 3)
     for row, (some, kept) in enumerate(zip(columns, filled, strict=True)):
         assert some[kept].tolist() == mask[row].nonzero()[:, 0].tolist()
-
-
-def test_what_an_order_leaves_out_is_zero() -> None:
-    order = torch.tensor([4, 1])
-    assert restored(torch.tensor([2.0, 3.0]), order, 5).tolist() == [0, 3, 0, 0, 2]
 
 
 def far_apart(hard: bool = False) -> tuple[Tensor, Tensor]:
@@ -127,12 +75,12 @@ def test_a_batch_that_is_no_number_is_not_taken_for_an_easy_one(
 @pytest.mark.parametrize("semihard", [False, True])
 @pytest.mark.parametrize("together", [1, 2**20])
 def test_active_triplets_are_counted(semihard: bool, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triplet, "TOGETHER", together)
+    monkeypatch.setattr(catalogue, "TOGETHER", together)
     d = torch.linspace(0, 2, 7)[torch.randint(0, 7, (5, 12), generator=torch.Generator().manual_seed(0))]  # with ties
     d_p, d_n = d[:, :4].clone(), d[:, 4:].clone()
     d_p[0, 1], d_n[2, 3] = -torch.inf, torch.inf
     triplets = (d_n[:, None] < d_p[:, :, None] + 0.4) & ((d_n[:, None] > d_p[:, :, None]) | (not semihard))
-    for count in (triplet._compared, triplet._sorted):
+    for count in (catalogue._compared, catalogue._sorted):
         of_positives, of_negatives = count(d_p, d_n, 0.4, semihard)
         assert of_positives.tolist() == triplets.sum(2).tolist()
         assert of_negatives.tolist() == triplets.sum(1).tolist()
@@ -150,29 +98,3 @@ def test_two_samples_of_each_class_take_part_in_n_pairs(monkeypatch: pytest.Monk
     torch.testing.assert_close(*(torch.autograd.grad(v, x, weight)[0] for v in (values, expected)))
     as_if_many(monkeypatch)
     torch.testing.assert_close(loss(x, labels), values)
-
-
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if not setting.class_level], ids=str)
-@pytest.mark.parametrize("references", [False, True])
-def test_tables_of_positives_give_what_matrices_give(
-    setting: Setting, references: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one tile; of rows that have as many positives each, one positive each, or none."""
-    if references and not setting.takes_references:
-        pytest.skip("compares a batch with itself")
-    y = 3 * unit(6, SIZE, seed=5)
-    for labels, others in (
-        ([0, 0, 1, 1, 2, 2], [2, 1, 0, 0, 1, 2]),
-        ([0, 0, 0, 1, 1, 1], [0, 1, 2, 2, 2, 2]),
-        ([0, 0, 0, 1, 2, 2], [0, 0, 1, 3, 3, 3]),
-    ):
-        results = []
-        for few in (inputs.FEW, 0):
-            monkeypatch.setattr(inputs, "FEW", few)
-            x = (3 * unit(6, SIZE, seed=4)).requires_grad_()
-            torch.manual_seed(0)
-            given = {"ref_emb": y, "ref_labels": torch.tensor(others)} if references else {}
-            value = setting.make()(x, torch.tensor(labels), **given)
-            results.append((value.detach(), *torch.autograd.grad(value, x)))
-        monkeypatch.undo()
-        torch.testing.assert_close(*results)

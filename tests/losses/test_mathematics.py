@@ -528,6 +528,20 @@ def arcface(margin: float, theta: Tensor, **arguments: bool) -> Tensor:
     return target_logit(losses.ArcFaceLoss(2, 3, margin, scale=1.0, reduction="none", **arguments), theta)
 
 
+def test_label_smoothing_is_cross_entropy_with_soft_targets() -> None:
+    """Of softmax, and of CosFace with its margins by class, which the smoothed target's logit keeps."""
+    plain = losses.SoftmaxLoss(C, D, bias=False, label_smoothing=0.2).double()
+    value = functional_call(plain, {"weight": W}, (X, LABELS))
+    torch.testing.assert_close(value, cross_entropy(X @ W.T, LABELS, label_smoothing=0.2))
+    margins = torch.linspace(0.1, 0.4, C, dtype=torch.float64)
+    loss = losses.CosFaceLoss(C, D, margin=margins, scale=8.0, label_smoothing=0.2).double()
+    value = functional_call(loss, {"weight": W}, (X, LABELS))
+    logits = 8 * (unit(X) @ unit(W).T - one_hot(LABELS, C) * margins)
+    torch.testing.assert_close(value, cross_entropy(logits, LABELS, label_smoothing=0.2))
+    near_miss = cross_entropy(8 * unit(X) @ unit(W).T, LABELS, label_smoothing=0.2)
+    assert abs(float(value - near_miss)) > 0.1
+
+
 @pytest.mark.parametrize("margin", [0.1, 0.5, 1.0, 2.3])
 def test_arcface_target_keeps_falling_past_pi(margin: float) -> None:
     """cos(θ + m) up to θ + m = π, then cos θ − m sin m: falling, with a step down of cos m + m sin m − 1; cos(θ + m) would rise again."""

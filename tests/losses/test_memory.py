@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nearfar import losses
-from nearfar.losses.memory import LARGE, Spare
+from nearfar.losses.engine.memory import LARGE, Spare
 
 CLASSES, SIZE = LARGE // 4 // 32, 32  # whose weights are just large
 lends = pytest.mark.skipif(sys.platform != "linux", reason="other systems keep nothing")

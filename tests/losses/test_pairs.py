@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from nearfar.losses.engine.pairs import ClassPairs, TowerPairs
 from nearfar.losses.inputs import mask_pairs
-from nearfar.losses.pairs import ClassPairs, TowerPairs
 
 IDS = torch.tensor([3, 0, 3, 1, 0, 3, 2, 1, 0, 3])
 
@@ -57,7 +57,7 @@ def test_tiles_of_some_samples_are_cut_from_the_masks(part: slice, width: int) -
 def test_tiles_of_sorted_samples_list_the_rows_that_have_a_class_there(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearfar.losses.pairs.SEVERAL", 3)
+    monkeypatch.setattr("nearfar.losses.engine.pairs.SEVERAL", 3)
     pairs = ClassPairs.to_classes(IDS, 5)
     positive, negative = pairs.masks(slice(0, 10))
     assert torch.equal(positive.long().argmax(1), IDS[pairs.row_order])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nearfar import losses
-from nearfar.losses.maps import MultiplicativeMargin
-from nearfar.losses.spec import LossSpec
+from nearfar.losses.engine.maps import MultiplicativeMargin
+from nearfar.losses.engine.spec import LossSpec
 from tests.losses.settings import SIZE, unit
 
 

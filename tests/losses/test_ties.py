@@ -1,13 +1,11 @@
 """Of pairs that are equally hard the first counts, however the work is cut into tiles."""
 
-import functools
-
 import pytest
 import torch
 from torch import Tensor
 
 from nearfar import losses
-from nearfar.losses import engine
+from nearfar.losses.engine.plan import Sizes
 
 
 @pytest.mark.parametrize("mining", ["batch_hard", "easy_positive"])
@@ -24,7 +22,7 @@ def test_ties_are_broken_alike_in_tiles(mining: str, size: int, monkeypatch: pyt
 
     references = {"ref_emb": axes[24:], "ref_labels": torch.arange(30) % 4}
     whole = gradient(), gradient(**references)
-    monkeypatch.setattr("nearfar.losses.loss.Plan", functools.partial(engine.Plan, tile=size))
+    monkeypatch.setattr(losses.Loss, "sizes", Sizes(tile=size))
     assert all(bool(g.abs().sum() > 0) for g in whole)
     assert torch.allclose(gradient(), whole[0], rtol=0, atol=1e-15)
     assert torch.allclose(gradient(**references), whole[1], rtol=0, atol=1e-15)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
+from nearfar.losses.engine.plan import Sizes
 from tests.losses.settings import unit
 from tests.reference import REFERENCES, Case
 
@@ -101,7 +102,7 @@ def test_gradcheck(name: str, arguments: dict) -> None:
 
 def test_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Towers of more than a tile, of which only those across the towers are looked at."""
-    monkeypatch.setattr("nearfar.losses.engine.SQUARE", 5)
+    monkeypatch.setattr(losses.Loss, "sizes", Sizes(square=5))
     a, b = unit(13, 4).requires_grad_(), unit(13, 4, seed=1).requires_grad_()
     compare("InfoNCELoss", make("InfoNCELoss", {}), a, b)
     frugal = make("InfoNCELoss", {}, memory_budget=0)

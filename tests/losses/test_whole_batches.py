@@ -36,8 +36,8 @@ def test_small_strips_change_nothing(name: str, labels: torch.Tensor, monkeypatc
     for budget, listed in ((10**8, None), (0, 1), (1000, 40)):
         if listed is not None:
             for module in ("lifted", "angular"):
-                monkeypatch.setattr(f"nearfar.losses.{module}.LISTED", listed)
-            monkeypatch.setattr("nearfar.losses.whole.MASKED", listed)
+                monkeypatch.setattr(f"nearfar.losses.catalogue.{module}.LISTED", listed)
+            monkeypatch.setattr("nearfar.losses.catalogue.whole_batch.MASKED", listed)
         loss = getattr(losses, name)(memory_budget=budget).double().eval()(x, labels)
         results.append((loss, *torch.autograd.grad(loss, x)))
     for value, gradient in results[1:]:

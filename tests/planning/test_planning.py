@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from nearfar.cli import main
-from nearfar.losses import engine
-from nearfar.losses import plan as losses_plan
+from nearfar.losses.engine import plan as engine_plan
 from nearfar.planning import Hardware, Job, memory_of, plan, time_of, traffic_of
 from nearfar.planning import traffic as messages
 from nearfar.planning.memory import BUDGET
-from nearfar.planning.traffic import first_strip, strip
+from nearfar.planning.traffic import strip
 
 # A network of nothing, so that what is left is the classes.
 JOB = Job(classes=1_000, dimension=10, batch=64, world=4, parameters=0, activations=0, operations=0)
@@ -83,12 +82,14 @@ def test_sent_does_not_depend_on_the_classes_if_they_are_sharded() -> None:
 
 
 def test_messages() -> None:
-    assert traffic_of(JOB).messages == 6  # one strip: counts, embeddings, labels, maxima, sums, gradients
+    assert traffic_of(JOB).messages == 8  # one strip: counts, embeddings, labels, two maxima, two sums, gradients
     assert traffic_of(replace(JOB, kind="proxy")).messages == 6
-    long = replace(JOB, batch=2_048, classes=32_000)  # tiles of 2048 columns: 512 rows, which the budget keeps
-    assert strip(long) == first_strip(long) == 512 and traffic_of(long).messages == 4 + 2 * 4
+    long = replace(JOB, batch=2_048, classes=32_000)  # tiles of 1024 columns: 1024 rows, which the budget keeps
+    assert strip(long) == 1024 and traffic_of(long).messages == 4 + 4 * 2
+    middling = replace(long, classes=320_000)
+    assert strip(middling) == 325 and traffic_of(middling).messages == 4 + 4 * 7
     wide = replace(long, classes=4 * 10**6)
-    assert strip(wide) == 256 and traffic_of(wide).messages == 4 + 2 * (1 + 6)
+    assert strip(wide) == 1024 and traffic_of(wide).messages == 4 + 4 * 2  # computed again, not kept
 
 
 def test_time_by_hand() -> None:
@@ -99,8 +100,8 @@ def test_time_by_hand() -> None:
     assert times["the optimiser"] == pytest.approx(7 * (10_000 + 400) / 1e5)
     traffic = traffic_of(replace(JOB, parameters=100))
     assert times["messages"] == pytest.approx(traffic.sent / 1e3 + traffic.messages * 2 * 0.5)
-    wide = replace(JOB, classes=4 * 10**6)  # 104 million bytes keep a tenth of 256 strips of a million
-    kept = BUDGET / (256 * 10**6 * 4)
+    wide = replace(JOB, classes=4 * 10**6)  # 104 million bytes keep 26 of 64 strips of a million
+    kept = BUDGET / (64 * 10**6 * 4)
     products = amounts(time_of(wide, hardware))["the loss's products"]
     assert products == pytest.approx((6 + 2 * (1 - kept)) * 64 * 10**6 * 10 / 1e6)
 
@@ -128,10 +129,9 @@ def test_what_would_fit() -> None:
 
 
 def test_constants_are_those_of_the_losses() -> None:
-    assert losses_plan.BUDGET == BUDGET
-    assert losses_plan.TILE == messages.TILE
-    for name in ("WIDEST", "FEWEST_ROWS"):
-        assert getattr(engine, name) == getattr(messages, name)
+    assert engine_plan.BUDGET == BUDGET
+    for name in ("TILE", "SQUARE", "FEWEST_ROWS"):
+        assert getattr(engine_plan.SIZES, name.lower()) == getattr(messages, name)
 
 
 @pytest.mark.parametrize(

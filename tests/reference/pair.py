@@ -39,7 +39,7 @@ def unified(case: Case, *, m: float = 0.25, gamma: float = 64) -> tuple[Tensor, 
 def circle(
     case: Case,
     *,
-    m: float = 0.4,
+    m: float | Tensor = 0.4,
     gamma: float = 80,
     O_p: float | None = None,
     O_n: float | None = None,
@@ -48,22 +48,22 @@ def circle(
     slope_p: float = 1.0,
     slope_n: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """log[1 + sum_j exp(gamma a_n (s_n - delta_n)) sum_i exp(-gamma a_p (s_p - delta_p))]; a_p = slope_p [O_p - s_p]_+
-    and a_n = slope_n [s_n - O_n]_+ are constants in the gradient. Sun et al., CVPR 2020, arXiv 2002.10857, eq. 4-6."""
-    optimum_p = 1 + m if O_p is None else O_p
-    optimum_n = -m if O_n is None else O_n
-    margin_p = 1 - m if delta_p is None else delta_p
-    margin_n = m if delta_n is None else delta_n
+    """log[1 + sum_j exp(gamma a_n (s_n - delta_n)) sum_i exp(-gamma a_p (s_p - delta_p))]; a_p = slope_p
+    [O_p - s_p]_+ and a_n = slope_n [s_n - O_n]_+ are constants in the gradient. Sun et al., CVPR 2020, arXiv 2002.10857, eq. 4-6."""
+
+    def m_of(r: int) -> float:
+        """Of the sample's class, where there is one by class."""
+        return float(m[int(case.positive[r].nonzero()[0])]) if isinstance(m, Tensor) else m
 
     def u(r: int, i: int) -> Tensor:
         s = cosine(case.x[r], case.columns[i])
-        alpha = slope_p * torch.relu(optimum_p - s).detach()
-        return -gamma * alpha * (s - margin_p)
+        alpha = slope_p * torch.relu((1 + m_of(r) if O_p is None else O_p) - s).detach()
+        return -gamma * alpha * (s - (1 - m_of(r) if delta_p is None else delta_p))
 
     def v(r: int, j: int) -> Tensor:
         s = cosine(case.x[r], case.columns[j])
-        alpha = slope_n * torch.relu(s - optimum_n).detach()
-        return gamma * alpha * (s - margin_n)
+        alpha = slope_n * torch.relu(s - (-m_of(r) if O_n is None else O_n)).detach()
+        return gamma * alpha * (s - (m_of(r) if delta_n is None else delta_n))
 
     return joint(case, u, v)
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from .geometry import angle, cosine, of_angle
-from .reduction import Pairwise, joint
+from .reduction import Pairwise, average, by_row, joint, lse
 
 if TYPE_CHECKING:
     from . import Case
 
 
-def softmax(case: Case) -> tuple[Tensor, Tensor]:
+def softmax(case: Case, *, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """-log exp(z_y) / sum_j exp(z_j), z = x.w + b."""
-    return cross_entropy(case, lambda r, c: case.x[r] @ case.columns[c] + _bias(case, c))
+    return cross_entropy(case, lambda r, c: case.x[r] @ case.columns[c] + _bias(case, c), smoothing=label_smoothing)
 
 
 def modified_softmax(case: Case) -> tuple[Tensor, Tensor]:
@@ -43,9 +43,9 @@ def l2_softmax(case: Case, *, scale: float | Tensor) -> tuple[Tensor, Tensor]:
     return mean + zero, rows + zero
 
 
-def norm_face(case: Case, *, scale: float = 30) -> tuple[Tensor, Tensor]:
+def norm_face(case: Case, *, scale: float = 30, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """z = scale cos(theta). Wang et al., ACM MM 2017, arXiv 1704.06369."""
-    return _cosine_margin(case, margin=0, scale=scale)
+    return _cosine_margin(case, margin=0, scale=scale, smoothing=label_smoothing)
 
 
 def normalized_softmax(case: Case, *, temperature: float = 0.05) -> tuple[Tensor, Tensor]:
@@ -53,9 +53,12 @@ def normalized_softmax(case: Case, *, temperature: float = 0.05) -> tuple[Tensor
     return _cosine_margin(case, margin=0, scale=1 / temperature)
 
 
-def cos_face(case: Case, *, margin: float = 0.35, scale: float = 64) -> tuple[Tensor, Tensor]:
-    """Target scale (cos(theta) - margin). Wang et al., CVPR 2018, arXiv 1801.09414."""
-    return _cosine_margin(case, margin=margin, scale=scale)
+def cos_face(
+    case: Case, *, margin: float | Tensor = 0.35, scale: float = 64, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Target scale (cos(theta) - margin), the margin perhaps the class's own. Wang et al., CVPR 2018, arXiv
+    1801.09414."""
+    return _cosine_margin(case, margin=margin, scale=scale, smoothing=label_smoothing)
 
 
 def am_softmax(case: Case, *, margin: float = 0.35, scale: float = 30) -> tuple[Tensor, Tensor]:
@@ -63,7 +66,14 @@ def am_softmax(case: Case, *, margin: float = 0.35, scale: float = 30) -> tuple[
     return _cosine_margin(case, margin=margin, scale=scale)
 
 
-def arc_face(case: Case, *, margin: float = 0.5, scale: float = 64, easy_margin: bool = False) -> tuple[Tensor, Tensor]:
+def arc_face(
+    case: Case,
+    *,
+    margin: float | Tensor = 0.5,
+    scale: float = 64,
+    easy_margin: bool = False,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Target scale cos(theta + margin); past pi, scale (cos(theta) - margin sin(margin)). With easy_margin the margin
     applies only where cos(theta) > 0. Deng et al., CVPR 2019, arXiv 1801.07698."""
 
@@ -71,9 +81,11 @@ def arc_face(case: Case, *, margin: float = 0.5, scale: float = 64, easy_margin:
         s = cosine(case.x[r], case.columns[i])
         if easy_margin and s <= 0:
             return scale * s
-        return scale * arc(s, margin)
+        return scale * arc(s, float(margin[i]) if isinstance(margin, Tensor) else margin)
 
-    return cross_entropy(case, lambda r, j: scale * cosine(case.x[r], case.columns[j]), target)
+    return cross_entropy(
+        case, lambda r, j: scale * cosine(case.x[r], case.columns[j]), target, smoothing=label_smoothing
+    )
 
 
 def combined_margin(
@@ -149,17 +161,37 @@ def _bias(case: Case, c: int) -> Tensor | float:
     return 0.0 if case.bias is None else case.bias[c]
 
 
-def cross_entropy(case: Case, z: Pairwise, target: Pairwise | None = None) -> tuple[Tensor, Tensor]:
-    """Cross-entropy with logits `target` of the positive classes and z of the negative ones."""
+def cross_entropy(
+    case: Case, z: Pairwise, target: Pairwise | None = None, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy with logits `target` of the positive classes and z of the negative ones. With smoothing, of
+    q = (1 - smoothing) [the target] + smoothing / C; Szegedy et al., CVPR 2016, arXiv 1512.00567, section 7."""
     positive = target or z
-    return joint(case, lambda r, i: -positive(r, i), z)
+    if not smoothing:
+        return joint(case, lambda r, i: -positive(r, i), z)
+
+    def loss(r: int, positives: list[int], negatives: list[int]) -> Tensor:
+        logits = torch.stack([*(positive(r, i) for i in positives), *(z(r, j) for j in negatives)])
+        if len(positives) == 1:
+            q = torch.full_like(logits, smoothing / len(logits)).detach()
+            q[0] += 1 - smoothing
+            return -(q * torch.log_softmax(logits, 0)).sum()
+        own = logits[: len(positives)]  # the same, with the mean of several targets' logits for the one's
+        plain = torch.logaddexp(lse(list(-own)) + lse(list(logits[len(positives) :])), torch.zeros_like(logits[0]))
+        return plain + smoothing * (own.mean() - logits.mean())
+
+    return average(case, by_row(case, loss))
 
 
-def _cosine_margin(case: Case, *, margin: float, scale: float) -> tuple[Tensor, Tensor]:
+def _cosine_margin(
+    case: Case, *, margin: float | Tensor, scale: float, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    margins = torch.as_tensor(margin, dtype=torch.float64).expand(len(case.columns))
+
     def s(r: int, c: int) -> Tensor:
         return cosine(case.x[r], case.columns[c])
 
-    return cross_entropy(case, lambda r, j: scale * s(r, j), lambda r, i: scale * (s(r, i) - margin))
+    return cross_entropy(case, lambda r, j: scale * s(r, j), lambda r, i: scale * (s(r, i) - margins[i]), smoothing)
 
 
 def _angular_margin(case: Case, length: Pairwise, margin: float, lam: float) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,12 @@
 """Losses for deep metric learning, every one a setting of one formula, run by one exact engine.
 
-    embeddings, labels ──► loss.py ──► pairs.py            which pairs are positive, negative, ignored
-                             │
-              spec.py ◄──────┤                             which loss: maps, gathering, combination
-              maps.py        │                             f_p and f_n, value and slope
-                             ▼
-                         engine.py ──► vectors.py, rows.py  tiles of similarities, row statistics, gradients
-
-    pair.py, softmax.py, proxy.py …  the losses
-    strip.py                         a loss of your own
-    penalties.py                     terms for binary codes, to be added to a loss
-    wrappers.py                      losses of losses: a memory, nested dimensions, two views, weighted sums
-    dense.py                         the same specs the plain way: the reference
-    distributed/                     over several processes: pairs with all ranks' samples, sharded class weights
+    the frame       loss.py        checks a batch, knows its pairs, owns the class weights, calls the engine
+                    inputs.py, mined.py     labels, masks and what miners find, checked and turned into pairs
+                    wrappers.py    losses of losses: a memory, nested dimensions, two views, weighted sums
+                    registry.py    every loss with its paper and formula
+    catalogue/      what the losses are, a class each
+    engine/         how they are computed; dense.py there is the same the plain way
+    distributed/    over several processes: pairs with all ranks' samples, sharded class weights
 
     >>> import torch
     >>> from nearfar import losses
@@ -23,14 +17,16 @@
 Only torch and numpy are needed.
 """
 
-from nearfar.losses.angular import AngularLoss, TupletMarginLoss
-from nearfar.losses.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
-from nearfar.losses.distributions import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
-from nearfar.losses.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
-from nearfar.losses.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
-from nearfar.losses.loss import Loss
-from nearfar.losses.pair import (
-    CircleLoss,
+from nearfar.losses.catalogue.angular import AngularLoss, TupletMarginLoss
+from nearfar.losses.catalogue.angular_margins import (
+    ArcFaceLoss,
+    CombinedMarginLoss,
+    LargeMarginSoftmaxLoss,
+    SphereFaceLoss,
+)
+from nearfar.losses.catalogue.centers import CenterLoss, SoftTripleLoss, SubCenterArcFaceLoss
+from nearfar.losses.catalogue.circle import CircleLoss, UnifiedLoss
+from nearfar.losses.catalogue.contrastive import (
     ContrastiveLoss,
     MultiSimilarityLoss,
     NCALoss,
@@ -39,29 +35,28 @@ from nearfar.losses.pair import (
     SignalToNoiseRatioContrastiveLoss,
     SupConLoss,
     ThresholdConsistentMarginLoss,
-    UnifiedLoss,
 )
-from nearfar.losses.penalties import BitBalanceLoss, QuantizationLoss
-from nearfar.losses.proxy import ProxyAnchorLoss, ProxyNCALoss
-from nearfar.losses.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
-from nearfar.losses.registry import LossInfo, list_losses, list_penalties
-from nearfar.losses.softmax import (
+from nearfar.losses.catalogue.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
+from nearfar.losses.catalogue.histograms import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
+from nearfar.losses.catalogue.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
+from nearfar.losses.catalogue.own_function import StripLoss
+from nearfar.losses.catalogue.penalties import BitBalanceLoss, QuantizationLoss
+from nearfar.losses.catalogue.proxies import ProxyAnchorLoss, ProxyNCALoss
+from nearfar.losses.catalogue.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
+from nearfar.losses.catalogue.softmax import (
     AMSoftmaxLoss,
-    ArcFaceLoss,
-    CombinedMarginLoss,
     CosFaceLoss,
     InstanceLoss,
     L2SoftmaxLoss,
-    LargeMarginSoftmaxLoss,
     ModifiedSoftmaxLoss,
     NormalizedSoftmaxLoss,
     NormFaceLoss,
     SoftmaxLoss,
-    SphereFaceLoss,
 )
-from nearfar.losses.strip import StripLoss
-from nearfar.losses.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
-from nearfar.losses.triplet import MarginLoss, TripletMarginLoss
+from nearfar.losses.catalogue.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
+from nearfar.losses.catalogue.triplets import MarginLoss, TripletMarginLoss
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import LossInfo, list_losses, list_penalties
 from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
 
 __all__ = [

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError, InputTypeError
-from nearfar.losses.pairs import ClassPairs, FewPairs, MaskFunction, MaskPairs, Pairs
+from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs
 
 MASK_BLOCK = 2**22  # pairs counted at a time
 FEW_LABELS = 128  # up to so many are looked at one by one
-FEW = 2**13  # pairs of samples: up to so many, matrices of them take less time than to sort the samples
 
 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
@@ -90,12 +89,9 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
     if labels.ndim == 1:
         if ref_labels is None:
             ids = labels.long()
-            if ids.shape[0] ** 2 <= FEW:
-                return FewPairs.among_samples(ids, part)
             return ClassPairs.among_samples(ids) if part is None else ClassPairs.of_part(ids, part)
         if ref_labels.ndim == 1:
-            few = labels.shape[0] * ref_labels.shape[0] <= FEW
-            return (FewPairs if few else ClassPairs).to_references(labels.long(), ref_labels.long())
+            return ClassPairs.to_references(labels.long(), ref_labels.long())
     right = labels if ref_labels is None else ref_labels
     if labels.ndim != right.ndim or labels.shape[1] != right.shape[1]:
         raise InputError(

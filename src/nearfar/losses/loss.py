@@ -3,6 +3,7 @@ the engine.
 """
 
 import functools
+import math
 import os
 import sys
 import warnings
@@ -13,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError, StateError
-from nearfar.losses import dense, engine, inputs, migration, tuples
-from nearfar.losses.memory import Spare
-from nearfar.losses.pairs import Pairs
-from nearfar.losses.plan import BUDGET, Plan
-from nearfar.losses.ranks import weighed_gradient
-from nearfar.losses.spec import Average, LossSpec, StripSpec
-from nearfar.losses.spread import over_all_rows
-from nearfar.losses.tuples import IndicesTuple, TuplePairs
+from nearfar.losses import engine, inputs, migration, mined
+from nearfar.losses.engine.maps import Row
+from nearfar.losses.engine.memory import Spare
+from nearfar.losses.engine.pairs import Pairs, over_all_rows
+from nearfar.losses.engine.plan import BUDGET, SIZES, Plan, Sizes
+from nearfar.losses.engine.spec import Average, LossSpec, StripSpec
+from nearfar.losses.mined import IndicesTuple, TuplePairs
 
 if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
@@ -110,6 +110,12 @@ class Loss(Summand):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    logit_scale: nn.Parameter | None  # the logarithm of a learned scale
+    # What a loss can, which it declares, and `LossInfo` shows; an instance may say otherwise.
+    row_local: bool = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
+    needs_class_ids: bool = False  # every sample has one class: no multi-hot labels, no masks
+    takes_references: bool = True  # samples may be compared with `ref_emb`, if not with classes
+    whole_batch: bool = False  # it is one number for the batch: no rows, no sample weights
     free_norm: ClassVar[bool] = False  # whether it is defined on features of any norm, and not of norm 1 alone
     learned: ClassVar[Mapping[str, Learned]] = {  # of which kind its parameters are, if it has them
         "weight": "classes",
@@ -118,10 +124,14 @@ class Loss(Summand):
         "logit_scale": "scale",
         "logit_bias": "boundary",
         "beta": "boundary",
+        "base": "boundary",
+        "margin": "boundary",
+        "m": "boundary",
     }
     num_classes: int = 0  # that have weights
     weighted: bool = False  # whether there are any: what is no parameter is found faster
     vectors_per_class: int = 1
+    sizes: Sizes = SIZES  # of the blocks that the engine works in
     distribution: "Distribution | None" = None  # over several processes, which `distribute` gives it
     sampling_step: Tensor  # how many steps have drawn classes, and the classes here that the last one did,
     sampled: Tensor | None = None  # where it says that not all take part
@@ -148,6 +158,7 @@ class Loss(Summand):
         self.spare = Spare()  # memory that every step needs
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
+        self.register_parameter("logit_scale", None)
 
     def add_classes(
         self, num_classes: int | None, embedding_size: int | None, *, bias: bool = False, vectors_per_class: int = 1
@@ -190,9 +201,44 @@ class Loss(Summand):
         """What is added to every row's loss (N,), besides the formula."""
         return None
 
+    def learn_scale(self, scale: float) -> None:
+        """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale)."""
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def scales(self, scale: float) -> tuple[float | Row, float | Row]:
+        """The scale and its negative, as linear maps take them: numbers, or, if it is learned, `row_parameters`."""
+        return (scale, -scale) if self.logit_scale is None else (Row(0), Row(1))
+
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """What a strip function takes besides the similarities, (N,) each."""
+        """What maps or a strip function take of the rows besides the similarities, (N,) each."""
+        if self.logit_scale is None:
+            return ()
+        scale = self.logit_scale.exp().expand(len(embeddings))
+        return scale, -scale
+
+    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
+        """What the positive map takes of the columns, (M,) each."""
         return ()
+
+    def number_by_class(self, name: str, value: float | Tensor, num_classes: int | None) -> None:
+        """Keep a number, or one for every class (C,): a buffer, or a parameter if it is given as one."""
+        if not isinstance(value, Tensor):
+            setattr(self, name, value)
+            return
+        if num_classes is None or value.shape != (num_classes,) or not value.is_floating_point():
+            raise InputError(
+                f"{name} by class must be a floating-point tensor of shape (num_classes,), "
+                f"not {value.dtype} {tuple(value.shape)} for num_classes={num_classes}"
+            )
+        if isinstance(value, nn.Parameter):
+            setattr(self, name, value)
+        else:
+            self.register_buffer(name, value.clone())
+
+    def part_here(self, pairs: Pairs, table: Tensor) -> Tensor:
+        """Of numbers (C,) by class those of the classes here."""
+        shard = None if pairs.spread is None else pairs.spread.shard
+        return table if shard is None else shard.part(table)
 
     def after_step(self) -> None:
         """What it changes once its gradient has been formed."""
@@ -268,15 +314,6 @@ class Loss(Summand):
         """Whether samples are compared with vectors of the classes, and not with each other."""
         return self.weighted
 
-    @property
-    def row_local(self) -> bool:
-        """Whether a row's loss is a function of its own similarities, so that ranks can share the rows out. What a loss
-        makes of the pairs itself, or of the batch before a step, is not known to be: it says so, if it is.
-        """
-        kind = type(self)
-        hooks = "over_pairs", "before_step", "row_parameters"
-        return all(getattr(kind, hook) is getattr(Loss, hook) for hook in hooks)
-
     @functools.cached_property
     def proxies_are_rows(self) -> bool:
         """Whether the class vectors are the anchors, and the samples what they are compared with."""
@@ -305,11 +342,17 @@ class Loss(Summand):
         mined = isinstance(spec, LossSpec) and spec.mining is not None
         pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
         if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
-            number = len(rows) if pairs.crossed else pairs.rows
-            return self.zero(rows, columns, shape=(number,) if self.reduction == "none" else ())
-        parameters = self.row_parameters(pairs, given.embeddings, given.labels)
+            return self.zero(rows, columns, shape=(pairs.rows,) if self.reduction == "none" else ())
         return self.evaluate(
-            spec, pairs, rows, columns, bias, *parameters, row_weight=row_weight, column_weight=column_weight
+            spec,
+            pairs,
+            rows,
+            columns,
+            bias,
+            *self.row_parameters(pairs, given.embeddings, given.labels),
+            column_numbers=() if columns is None else self.column_parameters(pairs, columns),
+            row_weight=row_weight,
+            column_weight=column_weight,
         )
 
     def evaluate(
@@ -320,20 +363,19 @@ class Loss(Summand):
         columns: Tensor | None,
         bias: Tensor | None = None,
         *parameters: Tensor,
+        column_numbers: tuple[Tensor, ...] = (),
         row_weight: Tensor | None = None,
         column_weight: Tensor | None = None,
         reduction: Reduction | None = None,
     ) -> Tensor:
-        """The formula with these settings, by the engine; see its `evaluate`."""
-        if pairs.spread is not None and pairs.spread.shard is not None:
-            # The classes here are a part of what the samples' gradient is made of, which N ranks' values depend on; the
-            # gradient of the classes themselves is all here.
-            ranks = pairs.spread.ranks
-            if spec.anchors == "proxies":
-                columns = None if columns is None else weighed_gradient(columns, ranks.size)
-            else:
-                rows = weighed_gradient(rows, ranks.size)
-            parameters = tuple(weighed_gradient(p, ranks.size) for p in parameters)
+        """The formula with these settings, by the engine or the plain way.
+
+        Args:
+            parameters: numbers of the rows, (N,) each, which maps or a strip function take.
+            column_numbers: numbers of the columns, (M,) each, which the positive map takes.
+        """
+        if pairs.spread is not None:
+            rows, columns, parameters = pairs.spread.weighed(spec.anchors, rows, columns, parameters)
         plan = Plan(
             spec,
             pairs,
@@ -342,9 +384,11 @@ class Loss(Summand):
             reduction=self.reduction if reduction is None else reduction,
             budget=self.memory_budget,
             spare=self.spare,
+            sizes=self.sizes,
+            row_parameters=len(parameters),
         )
-        run = dense.evaluate if self.dense else engine.evaluate
-        return run(plan, rows, columns, bias, *parameters)
+        run = engine.evaluate_densely if self.dense else engine.evaluate
+        return run(plan, rows, columns, bias, *parameters, *column_numbers)
 
     def with_own_class(self, table: Tensor, labels: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function (N,) of the vectors (N, D) that a table by classes has for the samples' own, wherever they are."""
@@ -377,8 +421,8 @@ class Loss(Summand):
     def _mined_weight(given: Given) -> Tensor | None:
         n = len(given.embeddings)
         assert given.indices_tuple is not None
-        indices = tuples.checked(given.indices_tuple, n, n, given.embeddings.device)
-        weight, own = tuples.sample_weights(indices, n), given.sample_weight
+        indices = mined.checked(given.indices_tuple, n, n, given.embeddings.device)
+        weight, own = mined.sample_weights(indices, n), given.sample_weight
         return own if weight is None else weight if own is None else own * weight
 
     def pairs_of(self, given: Given) -> Pairs:
@@ -391,7 +435,7 @@ class Loss(Summand):
             own = 0 if not self.weighted and given.ref_emb is None else None
             return inputs.mask_pairs(given.positives, given.negatives, own, transpose=self.proxies_are_rows)
         if given.indices_tuple is not None and not self.class_level:
-            indices = tuples.checked(given.indices_tuple, n, columns, given.embeddings.device)
+            indices = mined.checked(given.indices_tuple, n, columns, given.embeddings.device)
             return self.listed_pairs(indices, n, columns, same=given.ref_emb is None)
         assert given.labels is not None
         if self.weighted:

@@ -28,7 +28,7 @@ NOT_SAVED = ("beta", "histogram", "iteration")  # buffers here that PML keeps el
 
 def adopt_loss(loss: "Loss", state: dict[str, Any], prefix: str, errors: list[str]) -> None:
     """Rename and turn, in place, what PML saved of a loss; our own state stays as it is."""
-    from nearfar.losses.faces import P2SGradLoss  # which is made of what calls this
+    from nearfar.losses.catalogue.faces import P2SGradLoss  # which is made of what calls this
 
     theirs = not any(key.startswith(prefix) for key in state)  # nothing is what it saves of a loss without parameters
     own = f"{prefix}weight"

@@ -31,6 +31,27 @@ class LossInfo:
         return inspect.getdoc(self.loss).split("\n", 1)[0]  # type: ignore[union-attr]
 
     @property
+    def row_local(self) -> bool:
+        """Whether a row's loss depends on that row's similarities only."""
+        return bool(getattr(self.loss, "row_local", False))
+
+    @property
+    def needs_class_ids(self) -> bool:
+        """Whether every sample must have one class, whatever the arguments are."""
+        return bool(getattr(self.loss, "needs_class_ids", False))
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether samples may be compared with another set, `ref_emb`."""
+        pairs = self.level in ("pair", "pair or class")
+        return pairs and bool(getattr(self.loss, "takes_references", False))
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether it is one number for the batch."""
+        return bool(getattr(self.loss, "whole_batch", False))
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """The constructor's own arguments and their defaults; `inspect.Parameter.empty` where one must be given."""
         parameters = inspect.signature(self.loss).parameters.values()

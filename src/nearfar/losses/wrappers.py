@@ -9,17 +9,19 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from nearfar.errors import InputError, InputTypeError
-from nearfar.losses import inputs, migration, tuples
+from nearfar.losses import inputs, migration, mined
 from nearfar.losses.loss import Loss, Summand
-from nearfar.losses.ranks import Ranks
-from nearfar.losses.tuples import IndicesTuple
+from nearfar.losses.mined import IndicesTuple
+
+if TYPE_CHECKING:
+    from nearfar.losses.distributed.ranks import Ranks
 
 
 class SumLoss(Summand):
@@ -209,7 +211,7 @@ class CrossBatchMemory(Summand):
     References: X. Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020, arXiv:1912.06798.
     """
 
-    ranks: Ranks | None = None  # that share the batch, and have one and the same queue; `distribute` gives them
+    ranks: "Ranks | None" = None  # that share the batch, and have one and the same queue; `distribute` gives them
 
     embedding_memory: Tensor  # (memory_size, D)
     label_memory: Tensor  # (memory_size,)
@@ -270,7 +272,7 @@ class CrossBatchMemory(Summand):
         if indices_tuple is not None:
             if enqueue_mask is not None:
                 raise InputError("indices_tuple is of a batch that enters the queue as a whole: not with enqueue_mask")
-            given = tuples.checked(indices_tuple, len(labels), len(labels), embeddings.device)
+            given = mined.checked(indices_tuple, len(labels), len(labels), embeddings.device)
         entering, entering_labels = embeddings.detach().to(self.embedding_memory.dtype), labels.long()
         if enqueue_mask is not None:
             if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != labels.shape:
@@ -300,7 +302,7 @@ class CrossBatchMemory(Summand):
         if self.miner is not None:
             with torch.no_grad():
                 found = self.miner(embeddings, labels, memory, memory_labels)
-            found = tuples.checked(found, len(labels), filled, embeddings.device)
+            found = mined.checked(found, len(labels), filled, embeddings.device)
             pairs = {"labels": labels, "indices_tuple": _with_copies(found, given, copies)}
         elif copies is None or not rows:  # no row has a copy of itself in the queue
             pairs = {"labels": labels, "ref_labels": memory_labels}
@@ -347,7 +349,7 @@ def _with_copies(
         if given is not None:
             if len(given) != len(found):
                 raise InputError("miner= and indices_tuple must both be triplets, or both pairs")
-            names = tuples.NAMES[len(given)]
+            names = mined.NAMES[len(given)]
             given = tuple(part if name == "anchors" else copies[part] for part, name in zip(given, names, strict=True))
             found = tuple(torch.cat(parts) for parts in zip(found, given, strict=True))
     return found
@@ -375,7 +377,7 @@ class SelfSupervisedLoss(Summand):
     arXiv:2002.05709, Algorithm 1.
     """
 
-    ranks: Ranks | None = None  # that share the batch; `distribute` gives them
+    ranks: "Ranks | None" = None  # that share the batch; `distribute` gives them
 
     def __init__(self, loss: nn.Module, symmetric: bool = True):
         super().__init__()

@@ -11,7 +11,8 @@ def time_of(job: Job, hardware: Hardware) -> Total:
     """The seconds of a step."""
     columns = job.rows_in_step if job.kind != "pair" else job.samples  # a process's share, compared with all B rows
     # Similarities that are not kept between the passes are computed again.
-    recomputed = 2 * (1 - min(1.0, BUDGET / (strip(job) * columns * FLOAT))) if job.kind == "softmax" else 0.0
+    rows = min(job.batch, strip(job))
+    recomputed = 2 * (1 - min(1.0, BUDGET / (rows * columns * FLOAT))) if job.kind == "softmax" else 0.0
     products = (6 + recomputed) * job.batch * columns * job.dimension
     updated = job.rows_in_step * job.dimension * FLOAT if job.sample_rate < 1 else job.table
     # The optimiser reads weights, gradients and states, and writes weights and states.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nearfar.planning.job import FLOAT, LONG, Item, Job, Total
 from nearfar.planning.memory import BUDGET
 
-TILE, WIDEST, FEWEST_ROWS = 2**20, 2048, 256  # similarities of a tile, its most columns, its fewest rows
+TILE, SQUARE, FEWEST_ROWS = 2**20, 1024, 256  # similarities of a tile, its side, its fewest rows
 STATISTICS = 4  # merged numbers of a row: maximum and sum of its positives, and of its negatives
 
 
@@ -42,7 +42,7 @@ def traffic_of(job: Job) -> Traffic:
     messages = 4  # these three, and the number of samples of each process
     if job.kind == "softmax":
         items.append(Item("row statistics", reduced * STATISTICS * job.batch * FLOAT))
-        messages += 2 * (1 + math.ceil(max(0, job.batch - first_strip(job)) / strip(job)))
+        messages += STATISTICS * math.ceil(job.batch / strip(job))
     else:
         messages += 2  # the number of rows in the mean, and the loss
     if job.kind != "pair" and not job.sharded:
@@ -52,14 +52,13 @@ def traffic_of(job: Job) -> Traffic:
     return Traffic(Total(tuple(item for item in items if item.amount)), messages + (job.parameters > 0))
 
 
-def first_strip(job: Job) -> int:
-    """Rows of the first strip of a class-level loss, which is one tile."""
-    return max(FEWEST_ROWS, TILE // min(WIDEST, _columns(job)))
-
-
 def strip(job: Job) -> int:
-    """Rows of the later strips, limited by the memory budget."""
-    return min(first_strip(job), max(FEWEST_ROWS, BUDGET // (FLOAT * _columns(job))))
+    """Rows of a strip of a class-level loss: as many as the budget keeps, or, where these are too few for products at
+    full speed, those of a tile.
+    """
+    most = max(FEWEST_ROWS, TILE // min(SQUARE, _columns(job)))
+    kept = BUDGET // (FLOAT * _columns(job))
+    return min(most, kept) if kept >= FEWEST_ROWS else most
 
 
 def _columns(job: Job) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses import Loss, SumLoss
-from nearfar.losses.towers import TwoTowerLoss
+from nearfar.losses.catalogue.towers import TwoTowerLoss
 
 OWN_LENGTH = 1e-4  # of a vector, in its own dimension: similarities change by 1e-8 of themselves
 ACTIVE = 1e-3  # of the strongest gradient

@@ -13,7 +13,7 @@ from nearfar.errors import InputError, InputTypeError
 from nearfar.evaluation.metrics import names
 from nearfar.foundation.suggestions import suggestion
 from nearfar.losses import CenterLoss, CrossBatchMemory, Loss, SelfSupervisedLoss
-from nearfar.losses.towers import TwoTowerLoss
+from nearfar.losses.catalogue.towers import TwoTowerLoss
 
 BATCHES_LOOKED_AT = 100
 Labels = Sequence[Any] | npt.NDArray[Any]

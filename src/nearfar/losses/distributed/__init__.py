@@ -7,7 +7,7 @@
                          sampling.py       which classes take part, where not all do
                          traffic.py        how many bytes that sends
 
-`nearfar.losses.ranks` is what ranks tell each other, `nearfar.losses.spread` what the engine knows of it.
+`ranks.py` is what ranks tell each other, `sharing.py` what the engine knows of it.
 """
 
 from nearfar.losses.distributed.placing import distribute, full_state, is_sharded, load_full_state

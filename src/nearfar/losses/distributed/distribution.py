@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nearfar.losses import inputs, tuples
+from nearfar.losses import inputs, mined
+from nearfar.losses.distributed.ranks import Ranks, gathered, own_rows, total, weighed_gradient, wide
 from nearfar.losses.distributed.sampling import drawn
+from nearfar.losses.distributed.sharing import Shard, Spread, local_part
+from nearfar.losses.engine.pairs import ClassPairs, Pairs
+from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.loss import Given, Loss
-from nearfar.losses.pairs import ClassPairs, Pairs
-from nearfar.losses.ranks import Ranks, gathered, own_rows, total, weighed_gradient, wide
-from nearfar.losses.spec import LossSpec
-from nearfar.losses.spread import Shard, Spread, local_part
 
 if TYPE_CHECKING:
-    from nearfar.losses.towers import TwoTowerLoss
+    from nearfar.losses.catalogue.towers import TwoTowerLoss
 
 
 class Distribution:
@@ -148,10 +148,10 @@ class Distribution:
             return None
         rank, device = self.ranks.rank, given.embeddings.device
         own = columns[0] if given.ref_emb is not None and self.shared_references else columns[rank]
-        indices = tuples.checked(given.indices_tuple, counts[rank], own, device)
+        indices = mined.checked(given.indices_tuple, counts[rank], own, device)
         offsets = {True: sum(counts[:rank]), False: 0 if len(columns) < len(counts) else sum(columns[:rank])}
         result = []
-        for name, index in zip(tuples.NAMES[len(indices)], indices, strict=True):
+        for name, index in zip(mined.NAMES[len(indices)], indices, strict=True):
             numbers = self.ranks.counts(len(index), device)
             result.append(self.ranks.collected(index + offsets[name == "anchors"], numbers))
         return tuple(result)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from nearfar.errors import InputError, InputTypeError
 from nearfar.losses.distributed.distribution import Distribution
+from nearfar.losses.distributed.ranks import Ranks
+from nearfar.losses.distributed.sharing import Shard, local_part
 from nearfar.losses.loss import Loss
-from nearfar.losses.ranks import Ranks
-from nearfar.losses.spread import Shard, local_part
 from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
 
 if TYPE_CHECKING:

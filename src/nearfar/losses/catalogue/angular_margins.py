@@ -1,0 +1,254 @@
+"""The softmax family's margins of the angle: added to it, or multiplied with it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.losses.engine.maps import ArcMargin, Column, CombinedMargin, Linear, MultiplicativeMargin, Row
+from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.vectors import norms
+from nearfar.losses.hyperparameters import (
+    check_angle,
+    check_multiplier,
+    check_not_negative,
+    check_positive,
+    check_share,
+)
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import register
+
+
+@register("class", "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698", "softmax of γ s_j, target γ cos(θ_y + m)")
+class ArcFaceLoss(Loss):
+    """ArcFace: a margin added to the target's angle.
+
+        l = -log( exp(scale cos(theta_y + margin)) / (exp(scale cos(theta_y + margin)) + sum_{j != y} exp(scale s_j)) )
+
+    Where theta + margin passes π the target is scale (s - margin sin(margin)): a step down for margins below 2.33,
+    then falling on. The slope by s is capped at s = ±1, where 1 - s² is floored at machine epsilon: an exact match
+    has a finite gradient.
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m, in radians; or a tensor (num_classes,), one for every class.
+        scale: γ.
+        easy_margin: apply the margin only where s > 0.
+        label_smoothing: how much of the target's probability all classes share.
+
+    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
+    arXiv:1801.07698, Eq. 3.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float | Tensor = 0.5,
+        scale: float = 64.0,
+        *,
+        easy_margin: bool = False,
+        label_smoothing: float = 0.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        for bound in torch.aminmax(margin) if isinstance(margin, Tensor) else (margin,):
+            check_angle("margin", float(bound))
+        check_positive("scale", scale)
+        check_share("label_smoothing", label_smoothing)
+        self.margin: float | Tensor
+        self.number_by_class("margin", margin, num_classes)
+        self.scale, self.easy_margin, self.label_smoothing = scale, easy_margin, label_smoothing
+        self.add_classes(num_classes, embedding_size)
+
+    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
+        return (self.part_here(pairs, self.margin),) if isinstance(self.margin, Tensor) else ()
+
+    def spec(self) -> LossSpec:
+        margin = Column(0) if isinstance(self.margin, Tensor) else self.margin
+        return LossSpec(
+            positive=ArcMargin(self.scale, margin, self.easy_margin),
+            negative=Linear(self.scale),
+            smoothing=self.label_smoothing,
+        )
+
+
+@register(
+    "class",
+    "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698, Eq. 4",
+    "softmax of γ s_j, target γ(cos(m1 θ_y + m2) − m3)",
+)
+class CombinedMarginLoss(Loss):
+    """The margins of SphereFace, ArcFace and CosFace together.
+
+        target logit: scale (cos(m1 theta_y + m2) - m3)
+
+    The cosine is continued monotonically past π: (-1)^k cos(φ) - 2k, k = floor(φ / π).
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        m1: multiplies the angle, at least 1.
+        m2: added to the angle, in radians.
+        m3: subtracted from the cosine.
+        scale: γ.
+
+    References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
+    arXiv:1801.07698, Eq. 4.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        m1: float = 1.0,
+        m2: float = 0.5,
+        m3: float = 0.0,
+        scale: float = 64.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_multiplier("m1", m1)
+        check_angle("m2", m2)
+        check_positive("scale", scale)
+        self.m1, self.m2, self.m3, self.scale = m1, m2, m3, scale
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(positive=CombinedMargin(self.scale, self.m1, self.m2, self.m3), negative=Linear(self.scale))
+
+
+def _annealed(iteration: Tensor, base: float, decay: float, power: float, lambda_min: float) -> float:
+    """The weight λ of the plain target logit, which falls as training goes on."""
+    return max(lambda_min, base * math.pow(1 + decay * int(iteration), -power))
+
+
+@register(
+    "class",
+    "Liu et al., SphereFace, CVPR 2017, arXiv:1704.08063",
+    "softmax of ‖x‖cosθ_j, target ‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)",
+)
+class SphereFaceLoss(Loss):
+    """SphereFace (A-Softmax): a margin that multiplies the target's angle; ‖W‖ = 1, no bias, the feature's norm kept.
+
+        target logit: scale |x| (lambda cos(theta_y) + psi(theta_y)) / (1 + lambda)
+        psi(theta) = (-1)^k cos(margin theta) - 2k   on [k pi / margin, (k+1) pi / margin]
+        lambda = max(lambda_min, base (1 + decay iteration)^-power)
+
+    The iteration counts the training steps and is saved in the state_dict; ψ falls monotonically for any real margin
+    ≥ 1. The gradient is the true one (the official code rescales it).
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m, multiplies the angle.
+        scale: multiplies all logits.
+        base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
+
+    References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
+    arXiv:1704.08063, Eq. 7.
+    """
+
+    free_norm = True
+    iteration: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 4.0,
+        scale: float = 1.0,
+        *,
+        base: float = 1000.0,
+        decay: float = 0.12,
+        power: float = 1.0,
+        lambda_min: float = 5.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_multiplier("margin", margin)
+        check_positive("scale", scale)
+        self.margin, self.scale = margin, scale
+        check_not_negative("decay", decay)
+        self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
+        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
+        return LossSpec(
+            positive=MultiplicativeMargin(self.scale, self.margin, lam, norm=Row(0)),
+            negative=Linear(self.scale),
+            normalize=(False, True),
+        )
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        return (norms(embeddings),)
+
+    def after_step(self) -> None:
+        self.iteration += 1
+
+
+@register(
+    "class",
+    "Liu et al., Large-Margin Softmax, ICML 2016, arXiv:1612.02295",
+    "softmax of ‖W_j‖‖x‖cosθ_j, target ‖W_y‖‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)",
+)
+class LargeMarginSoftmaxLoss(Loss):
+    """L-Softmax: a margin that multiplies the target's angle, with features and class weights of any norm.
+
+        target logit: scale |W_y| |x| (lambda cos(theta_y) + psi(theta_y)) / (1 + lambda)
+
+    ψ and λ as in SphereFace, with the annealing of this paper's code (`lambda_min` 5 to 10 for hard data).
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m, multiplies the angle.
+        scale: multiplies all logits.
+        base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
+
+    References: W. Liu et al., "Large-Margin Softmax Loss for Convolutional Neural Networks", ICML 2016,
+    arXiv:1612.02295, Eq. 4-6.
+    """
+
+    free_norm = True
+    iteration: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 4.0,
+        scale: float = 1.0,
+        *,
+        base: float = 1000.0,
+        decay: float = 2.5e-5,
+        power: float = 35.0,
+        lambda_min: float = 0.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_multiplier("margin", margin)
+        check_positive("scale", scale)
+        self.margin, self.scale = margin, scale
+        check_not_negative("decay", decay)
+        self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
+        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
+        return LossSpec(
+            positive=MultiplicativeMargin(self.scale, self.margin, lam, norm=Row(0), class_norm=Column(0)),
+            negative=Linear(self.scale),
+            normalize=(False, False),
+        )
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        return (norms(embeddings),)
+
+    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
+        return (norms(columns),)
+
+    def after_step(self) -> None:
+        self.iteration += 1

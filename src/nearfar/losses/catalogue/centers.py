@@ -1,0 +1,218 @@
+"""Losses with several vectors, or a running mean, for every class."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.errors import InputError, StateError
+from nearfar.losses import inputs
+from nearfar.losses.engine.maps import ArcMargin, Linear
+from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.pools import Nearest, Relaxed
+from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.vectors import unit
+from nearfar.losses.hyperparameters import check_angle, check_positive
+from nearfar.losses.loss import Given, Loss
+from nearfar.losses.registry import register
+
+
+@register(
+    "class",
+    "Qian et al., SoftTriple Loss, ICCV 2019, arXiv:1909.05235",
+    "softmax of λ S_c, target λ(S_y − δ), S_c = Σ_k softmax_k(s_ck/γ) s_ck; + τ Σ‖w_t − w_s‖",
+)
+class SoftTripleLoss(Loss):
+    """SoftTriple: a softmax over classes that have several centres each, which a regulariser lets merge.
+
+        S_c = sum_k softmax_k(s_ck / gamma) s_ck
+        l = -log( exp(la (S_y - margin)) / (exp(la (S_y - margin)) + sum_{j != y} exp(la S_j)) )
+        L = mean l + tau / (C K (K - 1)) sum_c sum_{t < s} sqrt(2 - 2 w_ct.w_cs)
+
+    Args:
+        num_classes, embedding_size: classes and dimension.
+        centers_per_class: K; class c has the rows c K … c K + K - 1 of `weight`.
+        la: λ, scale of the logits.
+        gamma: temperature of the softmax over centres.
+        margin: δ.
+        tau: weight of the regulariser.
+
+    References: Q. Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019,
+    arXiv:1909.05235, Eq. 10.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        centers_per_class: int = 10,
+        la: float = 20.0,
+        gamma: float = 0.1,
+        margin: float = 0.01,
+        *,
+        tau: float = 0.2,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_positive("centers_per_class", centers_per_class)
+        check_positive("la", la)
+        check_positive("gamma", gamma)
+        self.la, self.gamma, self.margin, self.tau = la, gamma, margin, tau
+        self.add_classes(num_classes, embedding_size, vectors_per_class=centers_per_class)
+
+    def spec(self) -> LossSpec:
+        k = self.vectors_per_class
+        return LossSpec(
+            positive=Linear(-self.la, self.la * self.margin),
+            negative=Linear(self.la),
+            pool=Relaxed(k, self.gamma, share=self.tau / (self.num_classes * k * max(1, k - 1))),
+        )
+
+
+@register(
+    "class",
+    "Deng et al., Sub-center ArcFace, ECCV 2020",
+    "softmax of γ S_j, target γ cos(θ_y + m), S_c = max_k s_ck",
+)
+class SubCenterArcFaceLoss(Loss):
+    """ArcFace over classes that have several sub-centres, of which the nearest counts: noise gathers at the others.
+
+        S_c = max_k s_ck,   target logit: scale cos(arccos(S_y) + margin)
+
+    Args:
+        num_classes, embedding_size: classes and dimension.
+        margin: m, in radians.
+        scale: γ.
+        sub_centers: K; class c has the rows c K … c K + K - 1 of `weight`.
+
+    References: J. Deng et al., "Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
+    ECCV 2020.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        sub_centers: int = 3,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        check_positive("sub_centers", sub_centers)
+        self.margin, self.scale = margin, scale
+        self.add_classes(num_classes, embedding_size, vectors_per_class=sub_centers)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=ArcMargin(self.scale, self.margin),
+            negative=Linear(self.scale),
+            pool=Nearest(self.vectors_per_class),
+        )
+
+    @torch.no_grad()
+    def get_outliers(
+        self, embeddings: Tensor, labels: Tensor, threshold: float = math.radians(75)
+    ) -> tuple[Tensor, Tensor]:
+        """Samples further than `threshold` (radians) from their class's dominant sub-centre, the one that most of the
+        class's samples are nearest to: likely noise, to be removed before training again with one centre a class.
+
+        Returns:
+            The indices of the outliers, and the dominant centres (classes, dimension).
+        """
+        check_angle("threshold", threshold)
+        assert self.weight is not None
+        if hasattr(self.weight, "to_local"):
+            raise StateError("the sub-centres are sharded: look for outliers with a plain loss of their full_state")
+        centers = unit(self.weight).reshape(-1, self.vectors_per_class, self.weight.shape[1])
+        cosines = torch.einsum("nd,nkd->nk", unit(embeddings.to(centers.dtype)), centers[labels])
+        votes = torch.zeros(centers.shape[:2], dtype=torch.long, device=labels.device)
+        votes.index_put_((labels, cosines.argmax(1)), torch.ones_like(labels), accumulate=True)
+        dominant = votes.argmax(1)
+        angle = torch.arccos(cosines.gather(1, dominant[labels, None])[:, 0].clamp(-1, 1))
+        classes = torch.arange(len(centers), device=labels.device)
+        return (angle > threshold).nonzero()[:, 0], centers[classes, dominant]
+
+
+@register(
+    "class",
+    "Wen et al., A Discriminative Feature Learning Approach for Deep Face Recognition, ECCV 2016",
+    "λ/2 ‖x − c_y‖²",
+)
+class CenterLoss(Loss):
+    """Centre loss: every sample to the running mean of its class; for use beside a softmax.
+
+        l = loss_weight/2 |x - c_y|^2
+        c_j <- c_j - alpha sum_{y_i = j} (c_j - x_i) / (1 + n_j)        n_j samples of class j in the batch
+
+    of vectors that are not normalised. The centres are buffers: training steps move them by the paper's rule, whatever
+    the weight of the loss is, and no optimiser does.
+
+        loss = SoftmaxLoss(C, D) + CenterLoss(C, D, loss_weight=0.003)
+
+    Args:
+        num_classes, embedding_size: classes and dimension.
+        alpha: how fast the centres follow, 0 to 1.
+        loss_weight: λ; the paper has 0.003 for faces.
+
+    References: Y. Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016,
+    Eq. 2-4.
+    """
+
+    needs_class_ids = True
+    free_norm = True
+    centers: Tensor
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, alpha: float = 0.5, *, loss_weight: float = 1.0, **options: Any
+    ):
+        super().__init__(**options)
+        check_positive("num_classes", num_classes)
+        check_positive("embedding_size", embedding_size)
+        if not 0 <= alpha <= 1:
+            raise InputError(f"alpha is how far the centres follow, between 0 and 1, not {alpha}")
+        self.alpha, self.loss_weight = alpha, loss_weight
+        device = torch.device("meta") if self.sharded else None
+        self.register_buffer("centers", torch.empty(num_classes, embedding_size, device=device))
+        self.num_classes = num_classes
+        torch.nn.init.xavier_uniform_(self.centers)
+
+    @property
+    def class_level(self) -> bool:
+        return True
+
+    @property
+    def proxies_are_rows(self) -> bool:
+        return False
+
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, labels, sample_weight = given.embeddings, given.labels, given.sample_weight
+        if labels is None or labels.ndim != 1 or given.ref_emb is not None:
+            raise InputError("CenterLoss takes class ids as labels, and nothing else to compare with")
+        inputs.check_class_ids(labels, self.num_classes)
+        inputs.check_embeddings(embeddings, self.centers.shape[1])
+        x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
+        # The centres as they were: this step moves them, perhaps before its gradient is asked for.
+        losses = self.with_own_class(self.centers, labels, lambda own: (x - own).square().sum(1))
+        losses = losses * (self.loss_weight / 2)
+        if self.training and torch.is_grad_enabled():
+            self._move_centers(x.detach(), labels)
+        if self.reduction == "mean":
+            weight = torch.ones_like(losses) if sample_weight is None else sample_weight
+            return (weight * losses).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+        losses = losses if sample_weight is None else sample_weight * losses
+        return losses.sum() if self.reduction == "sum" else losses
+
+    @torch.no_grad()
+    def _move_centers(self, x: Tensor, labels: Tensor) -> None:
+        centers = self.centers
+        if self.distribution is not None:  # those of this rank's classes
+            centers, labels, here = self.distribution.held(centers, labels)
+            x, labels = x[here], labels[here]
+        present, index, number = torch.unique(labels, return_inverse=True, return_counts=True)
+        before = centers[present]
+        away = torch.zeros_like(before).index_add_(0, index, (before[index] - x).to(before.dtype))
+        centers[present] = before - self.alpha * away / (1 + number[:, None])

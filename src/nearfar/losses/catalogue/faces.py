@@ -1,0 +1,238 @@
+"""Newer face losses: margins that depend on the sample, and squared cosines."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.errors import InputError
+from nearfar.losses.engine.maps import ArcMargin, Curriculum, Linear, QualityMargin, Row, Square
+from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.vectors import norms, unit, wide
+from nearfar.losses.hyperparameters import check_angle, check_positive
+from nearfar.losses.loss import Loss
+from nearfar.losses.registry import register
+
+
+@register(
+    "class",
+    "Kim, Jain, Liu, AdaFace, CVPR 2022, arXiv:2204.00964",
+    "softmax of γ s_j, target γ(cos(θ_y − m z) − m − m z), z the feature norm's standing in the batch",
+)
+class AdaFaceLoss(Loss):
+    """AdaFace: the margin follows the image's quality, for which the feature's norm stands.
+
+        z = clip((|x| - mean) / (std + 0.001) h, -1, 1)
+        target logit: scale (cos(theta_y - margin z) - margin - margin z)
+
+    mean and std of |x| (clipped to [0.001, 100]) are running averages, updated by every training step and saved; z is a
+    constant in the gradient, and the shifted angle is clipped to [0.001, π - 0.001].
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m.
+        scale: γ.
+        h: concentration of z.
+        t_alpha: the weight of a new batch in the running averages.
+
+    References: M. Kim, A. Jain, X. Liu, "AdaFace: Quality Adaptive Margin for Face Recognition", CVPR 2022,
+    arXiv:2204.00964.
+    """
+
+    free_norm = True
+    batch_mean: Tensor
+    batch_std: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: float = 0.4,
+        scale: float = 64.0,
+        *,
+        h: float = 0.333,
+        t_alpha: float = 0.01,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        if not 0 <= t_alpha <= 1:
+            raise InputError(f"t_alpha must be between 0 and 1, not {t_alpha}")
+        self.margin, self.scale, self.h, self.t_alpha = margin, scale, h, t_alpha
+        self.register_buffer("batch_mean", torch.tensor(20.0))
+        self.register_buffer("batch_std", torch.tensor(100.0))
+        self.add_classes(num_classes, embedding_size)
+
+    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        if len(embeddings) > 1:
+            norm = norms(embeddings).clamp(1e-3, 100)
+            self.batch_mean.lerp_(norm.mean().to(self.batch_mean.dtype), self.t_alpha)
+            self.batch_std.lerp_(norm.std().to(self.batch_std.dtype), self.t_alpha)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(positive=QualityMargin(self.scale, self.margin, z=Row(0)), negative=Linear(self.scale))
+
+    @torch.no_grad()
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """z of every sample."""
+        norm, mean, std = norms(embeddings).clamp(1e-3, 100), float(self.batch_mean), float(self.batch_std)
+        return (((norm - mean) / (std + 1e-3) * self.h).clamp_(-1, 1),)
+
+
+@register(
+    "class",
+    "Meng et al., MagFace, CVPR 2021, arXiv:2103.06627",
+    "softmax of γ s_j, target γ cos(θ_y + m(‖x‖)); + λ_g(a/u_a² + 1/a)",
+)
+class MagFaceLoss(Loss):
+    """MagFace: a margin that grows with the feature's norm, and a term that makes easy samples long.
+
+        a = |x| clipped to [l_a, u_a],   m(a) linear from l_margin to u_margin
+        target logit: scale cos(theta_y + m(a)),   l += lambda_g (a / u_a^2 + 1 / a)
+
+    The norm is differentiated in both; past π the target goes on as ArcFace's does.
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        l_a, u_a: the norms between which the margin grows.
+        l_margin, u_margin: its values there, in radians.
+        scale: γ.
+        lambda_g: weight of the norm's term.
+
+    References: Q. Meng et al., "MagFace: A Universal Representation for Face Recognition and Quality Assessment",
+    CVPR 2021, arXiv:2103.06627.
+    """
+
+    needs_class_ids = True
+    free_norm = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        l_a: float = 10.0,
+        u_a: float = 110.0,
+        l_margin: float = 0.45,
+        u_margin: float = 0.8,
+        scale: float = 64.0,
+        lambda_g: float = 35.0,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        check_angle("l_margin", l_margin)
+        check_angle("u_margin", u_margin)
+        check_positive("scale", scale)
+        if not 0 < l_a < u_a:
+            raise InputError(f"l_a and u_a must be norms with 0 < l_a < u_a, not {l_a} and {u_a}")
+        self.l_a, self.u_a, self.l_margin, self.u_margin = l_a, u_a, l_margin, u_margin
+        self.scale, self.lambda_g = scale, lambda_g
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(positive=ArcMargin(self.scale, margin=Row(0)), negative=Linear(self.scale))
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """m(a) of every sample."""
+        growth = (self.u_margin - self.l_margin) / (self.u_a - self.l_a)
+        return (self.l_margin + growth * (norms(embeddings).clamp(self.l_a, self.u_a) - self.l_a),)
+
+    def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
+        a = norms(embeddings).clamp(self.l_a, self.u_a)
+        return self.lambda_g * (a / self.u_a**2 + 1 / a)
+
+
+@register(
+    "class",
+    "Huang et al., CurricularFace, CVPR 2020, arXiv:2004.00288",
+    "ArcFace whose negatives with s_j > cos(θ_y + m) become s_j(t + s_j)",
+)
+class CurricularFaceLoss(Loss):
+    """CurricularFace: ArcFace that weighs hard negatives the more, the better the model has become.
+
+        target logit: scale cos(theta_y + margin)
+        other logits: scale s_j,   or scale s_j (t + s_j) where s_j > cos(theta_y + margin)
+
+    t is the running mean of cos(theta_y), updated by every training step and saved.
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+        margin: m, in radians.
+        scale: γ.
+
+    References: Y. Huang et al., "CurricularFace: Adaptive Curriculum Learning Loss for Deep Face Recognition",
+    CVPR 2020, arXiv:2004.00288, Eq. 5-8.
+    """
+
+    needs_class_ids = True
+    t: Tensor
+
+    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.5, scale: float = 64.0, **options: Any):
+        super().__init__(**options)
+        check_angle("margin", margin)
+        check_positive("scale", scale)
+        self.margin, self.scale = margin, scale
+        self.register_buffer("t", torch.zeros(()))
+        self.add_classes(num_classes, embedding_size)
+
+    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        if labels is not None and labels.ndim == 1 and len(labels):
+            self.t.lerp_(self._own_cosines(embeddings, labels).mean().to(self.t.dtype), 0.01)
+
+    def spec(self) -> LossSpec:
+        return LossSpec(
+            positive=ArcMargin(self.scale, self.margin),
+            negative=Curriculum(self.scale, float(self.t), border=Row(0)),
+        )
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """cos(theta_y + margin), above which negatives are hard."""
+        return (torch.cos(torch.acos(self._own_cosines(embeddings, labels).clamp(-1, 1)) + self.margin),)
+
+    @torch.no_grad()
+    def _own_cosines(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
+        if labels is None or labels.ndim != 1:
+            raise InputError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
+        assert self.weight is not None
+        return self.with_own_class(self.weight, labels, lambda own: (unit(wide(embeddings)) * unit(wide(own))).sum(1))
+
+
+@register(
+    "class",
+    "Zhang et al., P2SGrad, CVPR 2019, arXiv:1905.02479",
+    "mean_c (s_c − [c = y])²",
+)
+class P2SGradLoss(Loss):
+    """P2SGrad: squared errors of the cosines, whose gradient has no scale or margin to tune.
+
+        l = 1/C sum_c (s_c - [c == y])^2
+
+    A state_dict of pytorch-metric-learning, whose weight is (dimension, classes), is turned when it is loaded, unless
+    both numbers are the same: turn that yourself.
+
+    Args:
+        num_classes, embedding_size: shape of the class weights.
+
+    References: X. Zhang et al., "P2SGrad: Refined Gradients for Optimizing Deep Face Models", CVPR 2019,
+    arXiv:1905.02479, Eq. 11.
+    """
+
+    needs_class_ids = True
+
+    def __init__(self, num_classes: int, embedding_size: int, **options: Any):
+        super().__init__(**options)
+        self.add_classes(num_classes, embedding_size)
+
+    def spec(self) -> LossSpec:
+        # (s - 1)^2 = s^2 + (1 - 2s): the squares of all, and the rest of the own class's.
+        return LossSpec(
+            positive=Linear(-2, 1),
+            negative=Square(),
+            gather=("sum", "sum"),
+            combine="split",
+            act="identity",
+            scale=1 / self.num_classes,
+            others=True,
+        )

@@ -1,0 +1,256 @@
+"""Losses of how the similarities of a batch are distributed. A first look at all pairs finds the distribution; with it
+known, each pair's share in the gradient is a function of its similarity alone, which the engine takes from there.
+"""
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.errors import InputError
+from nearfar.losses.catalogue.triplets import listed
+from nearfar.losses.catalogue.whole_batch import WholeBatchLoss, strips
+from nearfar.losses.engine.maps import Distance, Interpolated, Map, ShiftedHinge, beyond, nodes, through
+from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.spec import LossSpec, StripSpec
+from nearfar.losses.engine.vectors import ordered
+from nearfar.losses.hyperparameters import check_positive
+from nearfar.losses.loss import Given, Loss
+from nearfar.losses.registry import register
+
+
+def _over_all_pairs(positive: Map, negative: Map, numbers: tuple[float, float]) -> LossSpec:
+    """The mean of f_p over all positive pairs, plus the mean of f_n over all negative ones."""
+    return LossSpec(
+        positive=positive,
+        negative=negative,
+        gather=("sum", "sum"),
+        combine="split",
+        act="identity",
+        side_scale=(1 / max(1, numbers[0]), 1 / max(1, numbers[1])),
+        average="all",
+    )
+
+
+def _numbers(pairs: Pairs) -> tuple[float, float]:
+    return float(pairs.positives.sum()), float(pairs.negatives.sum())
+
+
+@register(
+    "pair",
+    "Ustinova, Lempitsky, Learning Deep Embeddings with Histogram Loss, NIPS 2016, arXiv:1611.00822",
+    "Σ_r h⁻_r Σ_{q≤r} h⁺_q, histograms of the similarities",
+)
+class HistogramLoss(WholeBatchLoss):
+    """Histogram loss: the probability that a negative pair is more similar than a positive one.
+
+        L = sum_r h-_r sum_{q <= r} h+_q
+
+    h+ and h- are the histograms of the cosines of all positive and all negative pairs, on n_bins + 1 nodes over
+    [-1, 1]; a pair is shared linearly by the two nodes about it. There is nothing to tune but the bins; it needs large
+    batches, as it estimates two distributions.
+
+    Args:
+        n_bins: of the histograms.
+
+    References: E. Ustinova, V. Lempitsky, "Learning Deep Embeddings with Histogram Loss", NIPS 2016, arXiv:1611.00822,
+    Eq. 2-5.
+    """
+
+    def __init__(self, n_bins: int = 100, **options: Any):
+        super().__init__(**options)
+        check_positive("n_bins", n_bins)
+        self.n_bins = int(n_bins)
+
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
+        self.check_unweighted(sample_weight)
+        numbers = _numbers(pairs)
+        if not (all(numbers) or self.any_row_counts(pairs, "both")):
+            return self.zero(embeddings, ref_emb)
+        h_p, h_n = self._histograms(pairs, embeddings, ref_emb)
+        h_p, h_n = h_p / numbers[0], h_n / numbers[1]
+        # L is linear in either histogram: its slopes by h+ and h-, interpolated, are what a pair adds to it.
+        by_p, by_n = h_n.flip(0).cumsum(0).flip(0), h_p.cumsum(0)
+        spec = _over_all_pairs(Interpolated(by_p), Interpolated(by_n), numbers)
+        both = self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
+        return both - (h_n @ by_n).to(both.dtype)  # each side alone has the value of L
+
+    def _histograms(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor]:
+        """How many positive and negative pairs each node has, (n_bins + 1,) in float64."""
+        counts = torch.zeros(2, self.n_bins + 1, dtype=torch.float64, device=embeddings.device)
+        for _, s, *masks in strips(pairs, embeddings, ref_emb, self.memory_budget):
+            node, fraction = nodes(s, self.n_bins)
+            for count, mask in zip(counts, masks, strict=True):
+                # What is not in the mask falls into a bin that is cut off.
+                bin_ = torch.where(mask, node, self.n_bins).flatten()
+                number = torch.bincount(bin_, minlength=self.n_bins + 1)[: self.n_bins]
+                upper = torch.bincount(bin_, fraction.flatten(), minlength=self.n_bins + 1)[: self.n_bins].double()
+                count[:-1] += number - upper
+                count[1:] += upper
+        return counts[0], counts[1]
+
+
+@register(
+    "pair",
+    "Yu, Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019",
+    "mean [(1−ε_p) s̄_p − s_p]₊² + mean [s_n − (1+ε_n) s̄_n]₊²",
+)
+class IntraPairVarianceLoss(WholeBatchLoss):
+    """Intra-pair variance loss: pairs of a kind should not be far on the wrong side of their mean.
+
+        L = mean_p [(1 - pos_eps) mean(s_p) - s_p]_+^2 + mean_n [s_n - (1 + neg_eps) mean(s_n)]_+^2
+
+    over all positive and all negative pairs; the means are differentiated too. Goes together with TupletMarginLoss.
+
+    Args:
+        pos_eps, neg_eps: how far from the mean a pair may be, relative to it.
+
+    References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, Eq. 11-13.
+    """
+
+    def __init__(self, pos_eps: float = 0.01, neg_eps: float = 0.01, **options: Any):
+        super().__init__(**options)
+        self.pos_eps, self.neg_eps = pos_eps, neg_eps
+
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
+        self.check_unweighted(sample_weight)
+        if not self.any_row_counts(pairs, "all"):
+            return self.zero(embeddings, ref_emb)
+        factors, signs = (1 - self.pos_eps, 1 + self.neg_eps), (-1, 1)
+        numbers = _numbers(pairs)
+        look = functools.partial(strips, pairs, embeddings, ref_emb, self.memory_budget)
+        # Two looks at all similarities, or one if they can be kept.
+        kept = list(look()) if self._fits(pairs, embeddings) else None
+        shares = [1 / max(1, number) for number in numbers]
+        borders = self._sums(kept or look(), [share * factor for share, factor in zip(shares, factors, strict=True)])
+        # The border is factor * mean(s): every pair moves it by factor / number.
+        moved = [-2 * sign * factor * share for sign, factor, share in zip(signs, factors, shares, strict=True)]
+        drifts = self._sums(kept or look(), moved, list(zip(borders, signs, strict=True)))
+        maps = [ShiftedHinge(*parts) for parts in zip(signs, borders, drifts, strict=True)]
+        spec = _over_all_pairs(maps[0], maps[1], numbers)
+        return self.evaluate(spec, pairs, embeddings, ref_emb, reduction="sum")
+
+    def _fits(self, pairs: Pairs, embeddings: Tensor) -> bool:
+        """Whether all similarities, with the two masks, take less than half of the budget."""
+        return len(embeddings) * pairs.columns * (max(4, embeddings.element_size()) + 2) < self.memory_budget // 2
+
+    @staticmethod
+    def _sums(
+        look: Iterable[tuple[slice, Tensor, Tensor, Tensor]],
+        scales: list[float],
+        borders: list[tuple[Tensor, int]] | None = None,
+    ) -> list[Tensor]:
+        """The sums over the positive and over the negative pairs, scaled: of the similarities, or of what of them is
+        beyond the borders.
+        """
+        sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for _, s, *masks in look:
+            for k, (side, mask) in enumerate(zip(sides, masks, strict=True)):
+                side.append(torch.where(mask, s if borders is None else beyond(s, *borders[k]), 0).sum(1))
+        sums = [(side[0] if len(side) == 1 else torch.cat(side)).sum(dtype=torch.float64) for side in sides]
+        return [(total * scale).to(sides[0][0].dtype) for total, scale in zip(sums, scales, strict=True)]
+
+
+@register(
+    "pair",
+    "Zhang, Rusinkiewicz, Learning Local Descriptors With a CDF-Based Dynamic Soft Margin, ICCV 2019",
+    "F(d_p − d_n)(d_p − d_n), F the distribution of d_p − d_n so far",
+)
+class DynamicSoftMarginLoss(Loss):
+    """Dynamic soft margin loss: triplets weighed by how hard they are among those seen so far.
+
+        L = mean F(d_p - d_n) (d_p - d_n)        over all triplets
+
+    F is the cumulated histogram of d_p - d_n, a constant in the gradient; d is the Euclidean distance of normalised
+    vectors. The histogram is a running one: (1 - momentum) of what it was, momentum of this batch's counts. Training
+    steps keep it.
+
+    Args:
+        min_val: where the histogram begins; it ends at -min_val.
+        num_bins: of the histogram.
+        momentum: of the running histogram.
+
+    References: L. Zhang, S. Rusinkiewicz, "Learning Local Descriptors With a CDF-Based Dynamic Soft Margin", ICCV 2019.
+    """
+
+    histogram: Tensor
+
+    def __init__(self, min_val: float = -2.0, num_bins: int = 10, momentum: float = 0.01, **options: Any):
+        super().__init__(**options)
+        check_positive("num_bins", num_bins)
+        if not -math.inf < min_val < 0:
+            raise InputError(f"min_val is where the histogram of d_p - d_n begins: it must be negative, not {min_val}")
+        self.min_val, self.num_bins, self.momentum = min_val, int(num_bins), momentum
+        self.register_buffer("histogram", torch.zeros(self.num_bins, dtype=torch.float64))
+        self._weights = self.histogram
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "DynamicSoftMarginLoss":
+        """Counts stay in float64, whatever the embeddings are in."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.histogram = self.histogram.double()
+        return self
+
+    def spec(self) -> StripSpec:
+        return StripSpec(self._triplets, average="active")
+
+    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
+        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
+        if not self.any_row_counts(pairs, "both"):
+            return self.zero(embeddings, ref_emb, shape=(len(embeddings),) if self.reduction == "none" else ())
+        histogram = self._blended(self._counts(pairs, embeddings, ref_emb, sample_weight))
+        self._weights = histogram.cumsum(0)
+        if self.training and torch.is_grad_enabled():
+            self.histogram = histogram
+        return super().over_pairs(pairs, given)
+
+    def _blended(self, counts: Tensor) -> Tensor:
+        total = counts
+        if bool(self.histogram.any()):
+            total = (1 - self.momentum) * self.histogram + self.momentum * counts
+        return total / total.sum().clamp_min(torch.finfo(total.dtype).tiny)
+
+    def _counts(self, pairs: Pairs, embeddings: Tensor, ref_emb: Tensor | None, sample_weight: Tensor | None) -> Tensor:
+        """d_p - d_n of all triplets, each shared linearly by two bins; the last takes what falls past it."""
+        counts = torch.zeros(self.num_bins + 2, dtype=torch.float64, device=embeddings.device)
+        weight = None if sample_weight is None else ordered(sample_weight.double(), pairs.row_order)
+        for rows, s, positive, negative in strips(pairs, embeddings, ref_emb, self.memory_budget):
+            distance = Distance("l2").value(s)
+            d_p, filled = listed(distance, positive)
+            for k in range(d_p.shape[1]):
+                bin_, share = self._bins(d_p[:, k, None] - distance)
+                bin_ = torch.where(negative & filled[:, k, None], bin_, self.num_bins + 1).flatten()
+                share, each = share.double(), None
+                if weight is not None:
+                    share = share * weight[rows, None]
+                    each = weight[rows, None].expand_as(share).flatten()
+                number = torch.bincount(bin_, each, minlength=self.num_bins + 2)
+                shared = torch.bincount(bin_, share.flatten(), minlength=self.num_bins + 2)
+                counts += number - shared
+                counts[1:] += shared[:-1]
+        return torch.cat([counts[: self.num_bins - 1], counts[self.num_bins - 1 : self.num_bins + 1].sum(0, True)])
+
+    def _bins(self, difference: Tensor) -> tuple[Tensor, Tensor]:
+        """The bins of d_p - d_n, which is used up, and how far into them these are."""
+        position = difference.sub_(self.min_val).mul_(self.num_bins / (-2 * self.min_val))
+        bin_ = position.floor().clamp_(0, self.num_bins - 1)
+        return bin_.to(torch.int32), position.sub_(bin_)
+
+    def _triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+        """sum_p sum_n F (d_p - d_n) is linear in the distances, F being constants: gather each distance's factor."""
+        distance = through(Distance("l2"), s)
+        d_p, filled = listed(distance, positive)
+        weights = self._weights.to(s.dtype)
+        of_negatives, of_positives = torch.zeros_like(s), []
+        with torch.no_grad():
+            for k in range(d_p.shape[1]):
+                bin_, _ = self._bins(d_p[:, k, None] - distance)
+                weight = weights.index_select(0, bin_.flatten()).view_as(s).mul_(negative & filled[:, k, None])
+                of_negatives += weight
+                of_positives.append(weight.sum(1))
+        losses = (torch.stack(of_positives, 1) * d_p).sum(1) - (of_negatives * distance).sum(1)
+        return losses, (positive.sum(1) * negative.sum(1)).to(s.dtype)

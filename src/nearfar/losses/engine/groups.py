@@ -1,0 +1,59 @@
+"""How the work is cut: rows into groups, whose statistics are complete together, and these into tiles."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nearfar.losses.engine.plan import Sizes
+from nearfar.losses.engine.vectors import blocks
+
+Tile = tuple[slice, slice]  # rows and columns
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows whose statistics are complete together, and the tiles that make them so."""
+
+    rows: slice
+    tiles: list[Tile]
+
+
+def of_one_set(n: int, towers: int | None, sizes: Sizes) -> Group:
+    """Samples × the same samples: the upper triangle's tiles, each of which serves the rows of both its sides. Of two
+    towers, one of which begins at `towers`, the tiles between them.
+    """
+    side = max(1, min(sizes.square, math.isqrt(sizes.tile)))
+    edges = blocks(n, side)
+    tiles = [(i, j) for k, i in enumerate(edges) for j in edges[k:]]
+    if towers is not None:
+        edges = blocks(towers, side)
+        tiles = [(i, slice(towers + j.start, towers + j.stop)) for i in edges for j in edges]
+    return Group(slice(0, n), tiles)
+
+
+def of_two_sets(
+    rows: int, columns: int, kept: int, sizes: Sizes, *, alike: int | None = None, pooled: bool, together: bool
+) -> Iterator[Group]:
+    """Strips of rows × tiles of columns.
+
+    As many rows at a time as can be kept, if that is enough for products at full speed; otherwise as many as the cache
+    allows, and their tiles are computed again. Fewer strips mean fewer passes over the columns and their gradient.
+
+    Args:
+        kept: of how many rows all similarities can be kept.
+        alike: how many columns other ranks have at most, which have others of the same rows: all cut them alike.
+        pooled: the columns stand for several vectors each.
+        together: all rows are one group, as the weight of each depends on all.
+    """
+    fewest = min(sizes.fewest_rows, sizes.tile)
+    most = max(fewest, sizes.tile // max(1, min(sizes.square, columns if alike is None else alike)))
+    height = min(most, kept) if kept >= fewest else most
+    groups = []
+    for strip in blocks(rows, height):
+        widest = sizes.square
+        if not pooled:
+            widest = min(sizes.widest, max(sizes.square, sizes.tile // (strip.stop - strip.start)))
+        groups.append(Group(strip, [(strip, part) for part in blocks(columns, min(widest, sizes.tile))]))
+    if together:
+        return iter([Group(slice(0, rows), [tile for group in groups for tile in group.tiles])])
+    return iter(groups)

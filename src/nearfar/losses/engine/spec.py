@@ -1,0 +1,160 @@
+"""A loss is a setting of one formula; this is the setting.
+
+    u_rc = f_p(s_rc)  for positive pairs        v_rc = f_n(s_rc)  for negative pairs
+    P_r  = A_p { u_rc }                          N_r  = A_n { v_rc }
+    joint:  l_r = act(P_r + N_r)                 split:  l_r = k_p a act(P_r) + k_n b act(N_r)
+    each:   l_r = mean over positives of act(u_rc + N_r)        negatives:  l_r = act(N_r)
+
+and the loss is an average of l_r over rows. A set without pairs adds nothing: it leaves a joint loss, one of each
+positive and one of negatives zero, and of a split loss the other side.
+
+Every executor computes a spec alike, or `check` refuses it. (Specs are named tuples: one is made every step, and a
+frozen dataclass takes six times as long.)
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+from nearfar.errors import InputError
+from nearfar.losses.engine.maps import Column, Hinge, Linear, Map, Row, placeholders
+from nearfar.losses.engine.pools import Pool
+from nearfar.losses.engine.reductions import Gather
+
+Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
+Combine = Literal["joint", "split", "each", "negatives"]
+Act = Literal["softplus", "relu", "identity"]
+Anchors = Literal["samples", "proxies"]
+
+
+class LossSpec(NamedTuple):
+    """One loss of the formula.
+
+    Args:
+        positive, negative: the maps f_p and f_n. f_p may take numbers of the row and of the column, f_n of the row.
+        gather: A_p and A_n. "max" keeps the largest term, that of the hardest pair, the first of equal ones; "min" the
+            smallest, and "softmin" its smooth form, −log Σ exp(−u). Combining each positive leaves A_p out.
+        combine: "joint", "split", "each" or "negatives", see above.
+        act: log(1 + e^x), max(x, 0) or x.
+        side_scale: a and b of a split loss.
+        scale: a factor of all l_r.
+        others: A_n runs over the positives too (SupCon's denominator).
+        mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity);
+            None keeps all. Which rows an average is over does not depend on it.
+        average: what the mean is over: the rows that have "both" a positive and a negative; the rows that have a
+            "positive"; those with both, counted once per positive ("pairs"); "all" rows; all rows, the positive terms
+            over those that have one ("sides", Proxy-Anchor); or the pairs whose term is not zero, positives and
+            negatives apart ("active").
+        anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
+        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else the norm stays.
+        pool: where K columns, one after the other, stand for a class: how their similarities become one.
+        smoothing: of the labels of a joint loss of log-sum-exps: so much of the target's probability is shared by all
+            columns. With K positives and L negatives it adds
+            -smoothing (Σ u (1/K - 1/(K + L)) + Σ v / (K + L)).
+    """
+
+    positive: Map
+    negative: Map
+    gather: tuple[Gather, Gather] = ("lse", "lse")
+    combine: Combine = "joint"
+    act: Act = "softplus"
+    side_scale: tuple[float, float] = (1.0, 1.0)
+    scale: float = 1.0
+    others: bool = False
+    mining: float | None = None
+    average: Average = "both"
+    anchors: Anchors = "samples"
+    normalize: tuple[bool, bool] = (True, True)
+    pool: Pool | None = None
+    smoothing: float = 0.0
+
+
+def over_negatives(negative: Map, act: Act, normalize: tuple[bool, bool] = (True, True)) -> LossSpec:
+    """l_r = act(log Σ_n exp f_n(s_n)), of a row's negatives only, for losses that put more than rows together."""
+    return LossSpec(Linear(), negative, combine="negatives", act=act, average="all", normalize=normalize)
+
+
+class StripSpec(NamedTuple):
+    """A row-local loss outside the formula: a differentiable function of a strip of similarities.
+
+    Args:
+        function: `function(s, positive, negative, *parameters)` gives the losses (b,) of b rows, from their
+            similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
+            Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
+            For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
+        closed: the function gives, last, a list of the slopes: of the sum of its losses by the similarities (b, M), and
+            of each loss by each parameter (b,); or None, if it knows that all are zero. Nothing of it is
+            differentiated then.
+        average, anchors, normalize: as in `LossSpec`.
+        vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
+            class where `s` has K.
+    """
+
+    function: Callable[..., Any]
+    average: Average = "both"
+    normalize: tuple[bool, bool] = (True, True)
+    anchors: Anchors = "samples"
+    vectors_per_class: int = 1
+    closed: bool = False
+
+
+CHOICES = {"combine": Combine, "act": Act, "average": Average, "anchors": Anchors}
+_checked: set[Any] = set()  # of the settings that decide
+
+
+def check(spec: LossSpec, rows: int = 0, columns: int = 0) -> None:
+    """Refuse, once for each distinct setting, what has no meaning; with so many numbers of the rows and columns."""
+    maps = spec.positive, spec.negative
+    numbers = tuple(tuple(placeholders(side).items()) for side in maps)
+    kinds = tuple(type(side.inner if isinstance(side, Hinge) else side) for side in maps)
+    unscaled, mined, pooled = spec.side_scale == (1.0, 1.0), spec.mining is not None, spec.pool is not None
+    words = spec.gather, spec.combine, spec.act, spec.average, spec.anchors
+    key = (words, unscaled, spec.others, mined, pooled, spec.smoothing, numbers, kinds, rows, columns)
+    if key in _checked:
+        return
+    for reason in refusals(spec, rows, columns):
+        raise InputError(f"LossSpec: {reason}")
+    _checked.add(key)
+
+
+def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
+    """Why this spec has no meaning."""
+    wrong = [
+        f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {getattr(spec, name)!r}"
+        for name, kind in CHOICES.items()
+        if getattr(spec, name) not in get_args(kind)
+    ]
+    if len(spec.gather) != 2 or any(how not in get_args(Gather) for how in spec.gather):
+        wrong.append(f"gather must be two of {', '.join(map(repr, get_args(Gather)))}, not {spec.gather!r}")
+    if spec.average in ("sides", "active") and spec.combine != "split":
+        wrong.append(
+            f'average="{spec.average}" weighs positive and negative terms apart, which only combine="split" keeps '
+            'apart: take average="both" or "all"'
+        )
+    elif spec.average == "active" and (spec.gather != ("sum", "sum") or spec.act != "identity"):
+        wrong.append('average="active" is over single terms: it needs gather=("sum", "sum") and act="identity"')
+    if spec.side_scale != (1.0, 1.0) and spec.combine != "split":
+        wrong.append('side_scale multiplies the sides of combine="split": take scale for one factor of all')
+    if spec.smoothing and (spec.combine != "joint" or spec.gather != ("lse", "lse") or spec.others):
+        wrong.append('smoothing is of combine="joint", gather=("lse", "lse") and others=False')
+    if spec.smoothing and spec.mining is not None:
+        wrong.append("smoothing shares probability with all columns, of which mining leaves some out: take one of them")
+    if not 0 <= spec.smoothing < 1:
+        wrong.append(f"smoothing must be at least 0 and below 1, not {spec.smoothing}")
+    if any(isinstance(number, Column) for number in placeholders(spec.negative).values()):
+        wrong.append("the negative map takes numbers of rows only: a number of the columns goes into their vectors")
+    if any(isinstance(side, Hinge) and placeholders(side.inner) for side in (spec.positive, spec.negative)):
+        wrong.append("the map within a Hinge takes constants only")
+    for side in (spec.positive, spec.negative):
+        for name, number in placeholders(side).items():
+            given = rows if isinstance(number, Row) else columns
+            if number.index >= given:
+                wrong.append(
+                    f"{type(side).__name__}.{name} is {number}, but the loss is evaluated with {given} such numbers"
+                )
+    if spec.smoothing and not isinstance(spec.negative, Linear):
+        wrong.append("smoothing needs logits that are linear in the similarities: a Linear negative map")
+    if spec.pool is not None and not spec.normalize[1]:
+        wrong.append("a pool is of cosines: it needs normalize=(..., True)")
+    if spec.pool is not None and spec.anchors == "proxies":
+        wrong.append('a pool is of columns: with anchors="proxies" write a StripSpec')
+    return wrong
