@@ -7,7 +7,7 @@ from benchmarks import peers
 from benchmarks.cases import Case, Problem
 from benchmarks.measure import Candidate, training_step
 from benchmarks.settings import Setting
-from nearfar.losses import dense
+from nearfar.losses.engine import dense
 
 IMPLEMENTATIONS = ("limit", "nearfar", "dense", "compiled", "pml", "fused-ce")
 LIMIT = "matrix products"  # what stands for the loss in the limit's own rows

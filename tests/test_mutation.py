@@ -53,7 +53,7 @@ def test_what_is_changed(source: str, expected: list[str]) -> None:
 
 
 def test_every_mutant_differs_in_one_place_and_compiles() -> None:
-    source = (ROOT / "src/nearfar/losses/maps.py").read_text()
+    source = (ROOT / "src/nearfar/losses/engine/maps.py").read_text()
     original = ast.unparse(ast.parse(source)).splitlines()
     found = mutants(source)
     assert len(found) > 100

@@ -72,7 +72,7 @@ def test_evaluate_index_and_search_agree(
     assert "compared by Hamming distance" in report and "Similarity of the codes" in report
     assert main(["export", str(run.folder), "--format", "safetensors", "--out", str(tmp_path / "export")]) == 0
     text = (tmp_path / "export" / "README.md").read_text()
-    assert "by the Hamming distance of the codes" in text and f"{measured['map@r']:.2%}" in text
+    assert "by Hamming distance of the codes" in text and f"{measured['map@r']:.2%}" in text
     capsys.readouterr()
     assert main(["evaluate", str(run.folder)]) == 0
     assert "codes by Hamming distance" in capsys.readouterr().out

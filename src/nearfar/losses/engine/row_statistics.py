@@ -357,7 +357,7 @@ class RowStatistics:
             return g
         held, rows, columns = side.positive or self._positives(side, side.pairs), side.listing, side.pairs.columns
         pull = _times(self.pull_p[rows], self.positive.factor(rows, held.state, self.counts[0])).unsqueeze(1)
-        by_listed = pull * held.scale if held.g is None else held.g.mul_(pull * held.scale)
+        by_listed = pull * held.scale if held.g is None else held.g * (pull * held.scale)  # it may be expanded
         plain = self.pull_linear[0][rows].unsqueeze(1) if self.spec.smoothing else None
         if plain is not None:
             slope = _without(torch.ones_like(columns, dtype=g.dtype) * held.slope, side.pairs.vacant)
