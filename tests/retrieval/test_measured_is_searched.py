@@ -54,10 +54,11 @@ def test_evaluate_index_and_search_agree(
     found = searched(str(tmp_path / "index"), Encoder.of_run(run), others)
     assert 0 < found["map@r"] < 1
     measured = evaluate(run)
-    for name in SHOWN:
-        assert found[name] == pytest.approx(run.metrics["after"][name], abs=1e-12)
-        assert found[name] == pytest.approx(measured[name], abs=1e-12)
     hashed = head == "hash"
+    tolerance = 1e-12 if hashed else 5e-3  # cosines that are equal but for rounding change places
+    for name in SHOWN:
+        assert found[name] == pytest.approx(run.metrics["after"][name], abs=tolerance)
+        assert found[name] == pytest.approx(measured[name], abs=tolerance)
     assert run.metrics["compared_by"] == measured["compared_by"] == ("hamming" if hashed else "cosine")
     assert ("cosine map@r" in measured) is hashed
     if not hashed:
