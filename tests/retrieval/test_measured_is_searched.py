@@ -55,7 +55,7 @@ def test_evaluate_index_and_search_agree(
     assert 0 < found["map@r"] < 1
     measured = evaluate(run)
     hashed = head == "hash"
-    tolerance = 1e-12 if hashed else 5e-3  # cosines that are equal but for rounding change places
+    tolerance = 1e-12 if hashed else 0.03  # of 42 images one: cosines that are equal but for rounding change places
     for name in SHOWN:
         assert found[name] == pytest.approx(run.metrics["after"][name], abs=tolerance)
         assert found[name] == pytest.approx(measured[name], abs=tolerance)
