@@ -56,7 +56,7 @@ OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
     },
     "SoftTripleLoss": {"scratch": {"classes": 1e-2}},
     "TripletMarginLoss": {
-        "": {"arguments": {"mining": "all"}, "why": "the hardest triplets of each batch collapse a network that starts"}
+        "": {"arguments": {"mining": "all"}, "why": "the hardest triplets collapse a network from scratch"}
     },
 }
 
