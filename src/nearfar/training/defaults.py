@@ -13,7 +13,7 @@ from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_all,
 from nearfar.training.options import ConfigError, loss_info
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"
-GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # two minutes on two cores
+GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # a minute on two cores
 FITTED = ("pca", "pca-whiten")  # to the features, as heads start
 
 
