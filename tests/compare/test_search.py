@@ -15,7 +15,7 @@ from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
 from nearfar.compare.search import Found, Trial, search
 from nearfar.compare.settings import Comparison, Effort
-from nearfar.compare.spaces import FROZEN_RATE, read_contestant, space_of
+from nearfar.compare.spaces import RATES, read_contestant, space_of
 from nearfar.compare.trial import Outcome, configured, judged
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import ConfigError, with_options
@@ -104,8 +104,8 @@ def test_a_loss_of_two_forms_is_searched_over_both(tmp_path: Path, monkeypatch: 
     found = search(Comparison(("CircleLoss",), Effort(12, 2, 2), config), ground, Journal(tmp_path / "j"), made)
     trials = found.trials["CircleLoss"]
     assert len(trials) == 20  # 12 thirds of 5 dimensions
-    assert trials[0].setting == {"level": "pair", "lr": 1e-4, "loss.m": 0.4, "loss.gamma": 80.0}
-    starts = {"lr": 1e-4, "proxies": 100.0, "loss.m": 0.25, "loss.gamma": 128.0}
+    assert trials[0].setting == {"level": "pair", "lr": 3e-4, "loss.m": 0.4, "loss.gamma": 80.0}
+    starts = {"lr": 3e-4, "classes": 0.03, "loss.m": 0.25, "loss.gamma": 128.0}
     assert trials[1].setting == {"level": "class", **starts}
     assert found.best("CircleLoss").setting["level"] == "pair"
     levels = [trial.setting["level"] for trial in trials]
@@ -120,7 +120,7 @@ def test_mining_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     config = with_options(TrainConfig(), {"freeze": True})
     ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
     found = search(Comparison(("TripletMarginLoss",), Effort(20, 2, 2), config), ground, Journal(tmp_path / "j"), made)
-    assert found.trials["TripletMarginLoss"][0].setting["loss.mining"] == "batch_hard"
+    assert found.trials["TripletMarginLoss"][0].setting["loss.mining"] == "all"
     assert found.best("TripletMarginLoss").setting["loss.mining"] == "semihard"
 
 
@@ -135,10 +135,10 @@ def test_who_judges_a_look_has_not_chosen_it() -> None:
 def test_defaults_come_first_and_settings_stay_in_their_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Made(monkeypatch, by_rate).search(tmp_path / "j")
     first = {name: trials[0].setting for name, trials in found.trials.items()}
-    assert first["CircleLoss/pair"] == {"lr": 1e-4, "loss.m": 0.4, "loss.gamma": 80.0}
-    assert first["ArcFaceLoss"] == {"lr": 1e-4, "proxies": 100.0, "loss.margin": 0.5, "loss.scale": 64.0}
+    assert first["CircleLoss/pair"] == {"lr": 3e-4, "loss.m": 0.4, "loss.gamma": 80.0}
+    assert first["ArcFaceLoss"] == {"lr": 3e-4, "classes": 0.03, "loss.margin": 0.5, "loss.scale": 64.0}
     for name, trials in found.trials.items():
-        space = space_of(read_contestant(name), FROZEN_RATE)
+        space = space_of(read_contestant(name), "frozen")
         for trial in trials:
             assert set(trial.setting) == set(space)
             assert all(space[key].low <= value <= space[key].high for key, value in trial.setting.items())  # type: ignore[union-attr]
@@ -173,7 +173,7 @@ def test_the_search_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """TPE finds the large rates more often than chance does."""
     found = Made(monkeypatch, by_rate).search(tmp_path / "j", effort={"trials": 30})
     rates = [trial.setting["lr"] for trials in found.trials.values() for trial in trials[10:]]
-    middle = (FROZEN_RATE.low * FROZEN_RATE.high) ** 0.5
+    middle = (RATES["frozen"].low * RATES["frozen"].high) ** 0.5
     assert sum(rate > middle for rate in rates) > 0.7 * len(rates)
 
 

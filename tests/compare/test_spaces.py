@@ -3,7 +3,6 @@
 import pytest
 
 from nearfar.compare.spaces import (
-    FROZEN_RATE,
     LOSSES,
     SPACES,
     Choice,
@@ -17,6 +16,7 @@ from nearfar.compare.spaces import (
 )
 from nearfar.losses import list_losses
 from nearfar.training.config import LossConfig
+from nearfar.training.loss_defaults import defaults_of
 from nearfar.training.options import ConfigError
 
 KNOWN = {info.name: info for info in list_losses()}
@@ -25,8 +25,8 @@ KNOWN = {info.name: info for info in list_losses()}
 @pytest.mark.parametrize("name", SPACES)
 def test_spaces_are_of_arguments_and_hold_their_defaults(name: str) -> None:
     for argument, own in SPACES[name].items():
-        default = KNOWN[name].arguments[argument]
-        assert own.first == default if isinstance(own, Choice) else own.low <= default <= own.high
+        default = (KNOWN[name].arguments | dict(defaults_of(name, "frozen").arguments))[argument]
+        assert default in own.values if isinstance(own, Choice) else own.low <= default <= own.high
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
@@ -36,10 +36,10 @@ def test_every_loss_with_labels_has_a_space(name: str) -> None:
             read_contestant(name)
         return
     loss = read_contestant(name)
-    space = space_of(loss, FROZEN_RATE)
-    assert space["lr"] == FROZEN_RATE
-    assert ("proxies" in space) == (KNOWN[name].level in ("class", "proxy"))
-    assert set(space) - {"lr", "proxies"} == {f"loss.{argument}" for argument in SPACES.get(name, {})}
+    space = space_of(loss, "frozen")
+    assert space["lr"].first == defaults_of(name, "frozen").lr
+    assert ("classes" in space) == (KNOWN[name].level in ("class", "proxy"))
+    assert set(space) - {"lr", "classes"} == {f"loss.{argument}" for argument in SPACES.get(name, {})}
     assert all(each.low <= each.first <= each.high for each in space.values() if isinstance(each, Range))
 
 
@@ -70,8 +70,8 @@ def test_what_is_no_contestant(word: str, message: str) -> None:
 def test_either_form_starts_where_its_paper_does() -> None:
     pair, own = forms("CircleLoss")
     assert (pair.class_level, own.class_level) == (False, True)
-    assert [space_of(pair, FROZEN_RATE)[f"loss.{name}"].first for name in ("m", "gamma")] == [0.4, 80]
-    assert [space_of(own, FROZEN_RATE)[f"loss.{name}"].first for name in ("m", "gamma")] == [0.25, 128]
+    assert [space_of(pair, "frozen")[f"loss.{name}"].first for name in ("m", "gamma")] == [0.4, 80]
+    assert [space_of(own, "frozen")[f"loss.{name}"].first for name in ("m", "gamma")] == [0.25, 128]
     assert forms("CircleLoss/class") == (own,) and forms("CircleLoss/pair") == (pair,)
     assert forms("ArcFaceLoss") == (read_contestant("ArcFaceLoss"),)
 

@@ -17,20 +17,12 @@ from nearfar.compare.ground import Ground
 from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
 from nearfar.compare.settings import Comparison
-from nearfar.compare.spaces import (
-    FROZEN_RATE,
-    PRETRAINED_RATE,
-    RANDOM_RATE,
-    Dimension,
-    Range,
-    forms,
-    share,
-    space_of,
-)
+from nearfar.compare.spaces import Dimension, Range, forms, share, space_of
 from nearfar.compare.trial import Outcome, Setting, run_fold
 from nearfar.errors import MissingPackageError
-from nearfar.training.config import LossConfig, TrainConfig
-from nearfar.training.defaults import is_pretrained
+from nearfar.training.config import LossConfig
+from nearfar.training.defaults import start_of
+from nearfar.training.loss_defaults import Start
 from nearfar.training.options import ConfigError
 
 RANDOM_TRIALS = 4  # of a loss, before TPE has something to go by
@@ -116,7 +108,7 @@ def defaults(ground: Ground, name: str) -> list[dict[str, Any]]:
     """What is tried first of a loss: the defaults of each of its forms."""
     found = []
     for loss in forms(name):
-        space = space_of(loss, rate_range(ground.config))
+        space = space_of(loss, start_of(ground.config.model))
         level = {"level": _level(loss)} if len(forms(name)) > 1 else {}
         found.append(level | {key: _rounded(each.first, each) for key, each in space.items()})
     return found
@@ -138,7 +130,7 @@ def _try(
         for first in defaults(ground, name):
             study.enqueue_trial(first)
     asked = study.ask()
-    setting = _drawn(asked, name, rate_range(ground.config))
+    setting = _drawn(asked, name, start_of(ground.config.model))
     outcomes: list[Outcome] = []
     gained = 0.0
     for index, fold in enumerate(ground.folds):
@@ -166,25 +158,17 @@ def _try(
     return Trial(name, number, setting, tuple(outcomes), pruned=False)
 
 
-def _drawn(asked: Any, name: str, rate: Range) -> dict[str, Any]:
+def _drawn(asked: Any, name: str, start: Start) -> dict[str, Any]:
     """The next setting: the form first, and then what is searched for it."""
     own = {_level(loss): loss for loss in forms(name)}
     setting = {"level": asked.suggest_categorical("level", list(own))} if len(own) > 1 else {}
     loss = own[setting["level"]] if setting else next(iter(own.values()))
-    for key, each in space_of(loss, rate).items():
+    for key, each in space_of(loss, start).items():
         if isinstance(each, Range):
             setting[key] = _rounded(asked.suggest_float(key, each.low, each.high, log=each.log), each)
         else:
             setting[key] = asked.suggest_categorical(key, list(each.values))
     return setting
-
-
-def rate_range(config: TrainConfig) -> Range:
-    """Where learning rates are searched."""
-    if config.model.freeze:
-        return FROZEN_RATE
-    assert config.model.backbone is not None
-    return PRETRAINED_RATE if is_pretrained(config.model.backbone, config.model.weights) else RANDOM_RATE
 
 
 def _outcome(entry: Mapping[str, Any]) -> Outcome:

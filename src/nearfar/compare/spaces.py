@@ -1,8 +1,8 @@
 """Which hyper-parameters of which loss are searched, and where.
 
-The first setting that is tried of every loss is its default, which is mostly its paper's; of a loss that can compare
-with samples and with classes, the defaults of both. A loss that is not in the table is searched over its learning rates
-only.
+The first setting that is tried of every loss is what `nearfar train` trains it by; of a loss that can compare with
+samples and with classes, the defaults of both, the latter with the settings of its paper. A loss that is not in the
+table is searched over its learning rates only.
 """
 
 import math
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.training.config import LossConfig
+from nearfar.training.loss_defaults import Start, defaults_of
 from nearfar.training.options import ConfigError, loss_info
 
 CLASS_FORM, PAIR_FORM = "/class", "/pair"  # of losses that come in both forms
@@ -55,14 +56,15 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values; the first is tried first."""
+    """One of several values; `start` is tried first."""
 
     values: tuple[Any, ...]
+    start: Any = None
 
     @property
     def first(self) -> Any:
         """Where the search starts."""
-        return self.values[0]
+        return self.values[0] if self.start is None else self.start
 
 
 Dimension = Range | Choice
@@ -110,7 +112,7 @@ SPACES: Mapping[str, Mapping[str, Dimension]] = {
     "SupConLoss": {"temperature": TEMPERATURE},
     "TripletMarginLoss": {
         "margin": Range(0.02, 0.8),
-        "mining": Choice(("batch_hard", "easy_positive", "semihard", "all")),
+        "mining": Choice(("all", "batch_hard", "easy_positive", "semihard")),
     },
     "TupletMarginLoss": {"margin": Range(0, 0.3), "scale": SCALE},
     "UnifiedLoss": {"m": Range(0, 0.6), "gamma": Range(16, 512, log=True)},
@@ -119,11 +121,14 @@ SPACES: Mapping[str, Mapping[str, Dimension]] = {
 # Where the class-level form starts at other settings than the pair-level one: Sun et al. (2020), re-identification.
 CLASS_STARTS: Mapping[str, Mapping[str, float]] = {"CircleLoss": {"m": 0.25, "gamma": 128.0}}
 
-# Of the head on cached features: as it starts at principal components it is good already, and a fast one overfits.
-FROZEN_RATE = Range(3e-6, 3e-3, log=True, start=1e-4)
-PRETRAINED_RATE = Range(1e-5, 1e-3, log=True, start=1e-4)
-RANDOM_RATE = Range(3e-4, 1e-2, log=True, start=3e-3)
-PROXY_RATE = Range(1, 1000, log=True, start=100)  # of class vectors and proxies, times the rate
+# Around the rates of training. A head that starts at the principal components of cached features is good already, and
+# overfits if it is fast.
+RATES: Mapping[Start, Range] = {
+    "frozen": Range(3e-6, 3e-3, log=True),
+    "tuned": Range(1e-5, 1e-3, log=True),
+    "scratch": Range(3e-4, 1e-2, log=True),
+}
+CLASS_RATE = Range(1e-4, 0.3, log=True)  # of class vectors and proxies
 
 
 def read_contestant(word: str) -> LossConfig:
@@ -168,16 +173,17 @@ def has_proxies(loss: LossConfig) -> bool:
     return loss.class_level or loss_info(loss.name).level in ("class", "proxy")
 
 
-def space_of(loss: LossConfig, rate: Range) -> dict[str, Dimension]:
-    """Everything that is searched for one form of a loss: its rates, "lr" and "proxies", and arguments "loss.NAME"."""
-    starts: dict[str, Any] = dict(loss_info(loss.name).arguments)
+def space_of(loss: LossConfig, start: Start) -> dict[str, Dimension]:
+    """Everything that is searched for one form of a loss: its rates, "lr" and "classes", and arguments "loss.NAME"."""
+    defaults = defaults_of(loss.name, start, loss.class_level)
+    starts: dict[str, Any] = {**loss_info(loss.name).arguments, **defaults.arguments}
     if loss.class_level:
         starts |= CLASS_STARTS.get(loss.name, {})
-    space: dict[str, Dimension] = {"lr": rate}
+    space: dict[str, Dimension] = {"lr": replace(RATES[start], start=defaults.lr)}
     if has_proxies(loss):
-        space["proxies"] = PROXY_RATE
+        space["classes"] = replace(CLASS_RATE, start=defaults.classes)
     for name, own in SPACES.get(loss.name, {}).items():
-        space[f"loss.{name}"] = replace(own, start=float(starts[name])) if isinstance(own, Range) else own
+        space[f"loss.{name}"] = replace(own, start=float(starts[name]) if isinstance(own, Range) else starts[name])
     return space
 
 
@@ -188,7 +194,7 @@ def dimensions(word: str) -> int:
     (2, 5, 3)
     """
     own = forms(word)
-    return max(len(space_of(loss, FROZEN_RATE)) for loss in own) + (len(own) > 1)
+    return max(len(space_of(loss, "frozen")) for loss in own) + (len(own) > 1)
 
 
 def share(word: str, trials: int) -> int:

@@ -27,7 +27,7 @@ from nearfar.training.recorder import stopped_by_signals
 from nearfar.training.runs import RunError
 from nearfar.training.start import draw_classes, start_classes
 
-Setting = Mapping[str, Any]  # "lr", "proxies", "level", "loss.NAME": values
+Setting = Mapping[str, Any]  # "lr", "classes", "proxies", "level", "loss.NAME": values
 Halves = tuple[float, float]  # the metric of either half of the validation classes
 After = Callable[[Learner, Step, float], None]
 
@@ -62,11 +62,10 @@ def judged(looks: Sequence[Halves]) -> float:
 def configured(shared: TrainConfig, loss: LossConfig, setting: Setting) -> TrainConfig:
     """The shared configuration with a loss, its form, its arguments and its rates."""
     own = {name.removeprefix("loss."): value for name, value in setting.items() if name.startswith("loss.")}
-    optimiser = shared.optimiser
-    optimiser = replace(optimiser, lr=setting["lr"], proxies=setting.get("proxies", optimiser.proxies))
+    rates = {name: setting[name] for name in ("lr", "classes", "proxies") if name in setting}
     level = loss.class_level if "level" not in setting else setting["level"] == "class"
     loss = replace(loss, arguments={**loss.arguments, **own}, class_level=level)
-    return replace(shared, loss=(loss,), optimiser=optimiser)
+    return replace(shared, loss=(loss,), optimiser=replace(shared.optimiser, **rates))
 
 
 class _Watch:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nearfar.compare.spaces import CLASS_FORM, RANDOM_RATE, Choice, Range, has_proxies, read_contestant, space_of
+from nearfar.compare.spaces import CLASS_FORM, Choice, Range, has_proxies, read_contestant, space_of
 from nearfar.studies import convergence_figures as figures
 from nearfar.studies import crossing
 from nearfar.studies.networks import NetworkOptions, Networks, setting_of
@@ -156,8 +156,8 @@ def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dic
     loss, drawn = read_contestant(name), {}
     random = np.random.default_rng([seed, trial])
     classes = ("optimiser.classes", own.classes) if own.proxies is None else ("optimiser.proxies", own.proxies)
-    starts = {"lr": ("lr", own.lr), "proxies": classes}
-    for key, space in space_of(loss, RANDOM_RATE).items():
+    starts = {"lr": ("lr", own.lr), "classes": classes}
+    for key, space in space_of(loss, "scratch").items():
         option_name, start = starts.get(key, (key, None))
         if isinstance(space, Choice):
             drawn[option_name] = space.values[random.integers(len(space.values))]

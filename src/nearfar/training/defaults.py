@@ -36,9 +36,9 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
             "--backbone, or --weights FILE"
         )
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
-    begins: Start = "frozen" if model.freeze else "tuned" if pretrained else "scratch"
-    losses = tuple(with_arguments(loss, begins) for loss in losses)
-    own = defaults_of_all(losses, begins)
+    begun = start_of(replace(model, backbone=backbone))
+    losses = tuple(with_arguments(loss, begun) for loss in losses)
+    own = defaults_of_all(losses, begun)
     start = model.head_start or ("pca" if pretrained and model.head in ("linear", "mlp") else "random")
     dimension = model.dimension or _dimension(model.head, small)
     if model.dimension is None and dimension is not None and start in FITTED:
@@ -110,6 +110,14 @@ def is_pretrained(backbone: str, weights: str) -> bool:
     if backbone.startswith(("hf:", "timm:")):
         return True
     return any(info.name == backbone and info.default_weights is not None for info in list_trunks())
+
+
+def start_of(model: ModelConfig) -> Start:
+    """What is trained, which decides the rates."""
+    if model.freeze:
+        return "frozen"
+    assert model.backbone is not None
+    return "tuned" if is_pretrained(model.backbone, model.weights) else "scratch"
 
 
 def compares_samples(loss: LossConfig) -> bool:
