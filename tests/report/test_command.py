@@ -42,7 +42,7 @@ def test_training_leaves_a_report_and_the_command_writes_the_same_again(photos, 
 
 def test_a_folder_without_a_model_is_told(tmp_path, capsys) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "is no run, it has no config.yaml: give a folder that nearfar train left" in capsys.readouterr().err
+    assert "is not a run: it has no config.yaml: give a folder that nearfar train left" in capsys.readouterr().err
 
 
 def test_a_report_that_fails_fails_no_run(tmp_path) -> None:

@@ -271,7 +271,7 @@ def test_folders_are_not_written_over(tmp_path: Path) -> None:
         train(TABLE, resume=run.folder, epochs=3)
     with pytest.raises(ConfigError, match=r"there is no run .*none: give a folder that nearfar train left"):
         train(resume=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"is no run, it has no config\.yaml"):
+    with pytest.raises(ConfigError, match=r"is not a run: it has no config\.yaml"):
         train(resume=tmp_path)
 
 

@@ -24,7 +24,7 @@ def parser() -> Parser:
     words.add_argument(
         "--max-broken", type=float, default=0.25, metavar="SHARE", help="of DATA that may be unreadable (0.25)"
     )
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_device()
     return words
 
 

@@ -12,14 +12,14 @@ def parser() -> Parser:
         "embed RUN [DATA ...] --out FILE [options]",
         "Embed images with the model of a run: paths, labels and vectors, in a file.",
     )
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_run()
     words.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
     words.add_argument("--out", required=True, metavar="FILE", help="NAME.parquet or NAME.npz")
     words.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
     words.add_argument(
         "--max-broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
     )
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_device()
     return words
 
 

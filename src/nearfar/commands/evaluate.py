@@ -10,13 +10,13 @@ from nearfar.commands.grammar import Parser
 def parser() -> Parser:
     """Its words."""
     words = Parser("evaluate RUN [DATA] [options]", "Measure the model of a run.")
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_run()
     words.add_argument("data", nargs="?", metavar="DATA", help="other data, without what was trained on (the run's)")
     words.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
     words.flag("--ci", help="add 95 %% intervals, over classes")
     words.flag("--flip", default=None, help="average an image and its mirror image")
     words.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_device()
     words.flag("--json", help="print everything, as JSON")
     return words
 

@@ -13,7 +13,7 @@ def parser() -> Parser:
         "Write the model of a run to a folder from which others can use it, compared with PyTorch, with a "
         "model card: ready for the Hugging Face hub.",
     )
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_run()
     words.add_argument("--format", choices=("onnx", "torchscript", "safetensors"), default="onnx", help="(onnx)")
     words.add_argument(
         "--quantise", choices=("int8",), help="of onnx: write it in eight bits too, and measure what that costs"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from nearfar.errors import MissingFileError
+from nearfar.foundation.run_folder import is_run, not_a_run
 from nearfar.foundation.suggestions import suggestion
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import HELP, ConfigError, Option, all_options, read_yaml, with_options
@@ -83,6 +84,14 @@ class Parser(argparse.ArgumentParser):
     def flag(self, name: str, *, group: Any = None, default: bool | None = False, **options: Any) -> None:
         """Add a flag."""
         (group or self).add_argument(name, action=Flag, default=default, **options)
+
+    def add_run(self, name: str = "run", **options: Any) -> None:
+        """Take the folder of a run."""
+        self.add_argument(name, metavar="RUN", type=_run, **{"help": "folder that nearfar train left", **options})
+
+    def add_device(self, what: str = "where the network computes") -> None:
+        """Take the device to compute on."""
+        self.add_argument("--device", default="cpu", type=_device, help=f"{what} (cpu)")
 
     def refuse(self, *names: str, because: str) -> None:
         """Say why options are not taken that other commands have."""
@@ -225,6 +234,27 @@ def configuration(
 
         settings = {"data.path": path_of(data), **settings}
     return with_options(base, settings)
+
+
+def _run(word: str) -> str:
+    """The folder of a run. What would read it says so too, but only after seconds of imports."""
+    if not is_run(word):
+        raise MissingFileError(not_a_run(word))
+    return word
+
+
+def _device(word: str) -> str:
+    """A device of torch that is here."""
+    if word == "cpu":
+        return word
+    import torch
+
+    try:
+        torch.empty(0, device=word)
+    except Exception as error:  # its backends raise errors of many kinds
+        reason = str(error).strip().splitlines()[0]
+        raise argparse.ArgumentTypeError(f"{word} cannot be used here ({reason}): leave it out for the CPU") from error
+    return word
 
 
 def whole_number(word: str) -> int:

@@ -52,7 +52,7 @@ def parser() -> Parser:
         "Say which of the enrolled classes pictures are of, or that they are of none of them. Classes are "
         "enrolled by indexing their images, a folder for each class: nearfar index RUN FOLDER.",
     )
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_run()
     words.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, or folders of them")
     words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
     words.add_argument(
@@ -71,7 +71,7 @@ def parser() -> Parser:
     )
     words.add_argument("--csv", metavar="FILE", help="write a table of the answers, too")
     words.flag("--json", help="print everything as JSON")
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_device()
     return words
 
 

@@ -66,7 +66,7 @@ def parser() -> Parser:
         "Index images for nearfar search. What is indexed already and has not changed is not embedded "
         "again; a build that was interrupted goes on where it was.",
     )
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_run()
     words.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
     words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
     words.add_argument("--kind", choices=("exact", "hnsw", "ivfpq"), help="how to search (exact)")
@@ -82,7 +82,7 @@ def parser() -> Parser:
     words.add_argument(
         "--max-broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
     )
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_device()
     words.flag("--json", help="print what was done as JSON")
     return words
 

@@ -9,8 +9,8 @@ from nearfar.commands.grammar import Parser
 def parser() -> Parser:
     """Its words."""
     words = Parser("report RUN [options]", "Write report.html of a run anew, from its files, its model and its data.")
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_run()
+    words.add_device()
     return words
 
 

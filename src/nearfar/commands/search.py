@@ -11,7 +11,7 @@ from nearfar.commands.grammar import Parser
 def parser() -> Parser:
     """Its words."""
     words = Parser("search RUN IMAGE ... [options]", "Find the indexed images that are nearest to pictures.")
-    words.add_argument("run", metavar="RUN", help="folder that nearfar train left")
+    words.add_run()
     words.add_argument("images", nargs="+", metavar="IMAGE", help="pictures to search for")
     words.add_argument("--k", type=int, default=10, metavar="N", help="how many to find for each (10)")
     words.add_argument(
@@ -21,7 +21,7 @@ def parser() -> Parser:
     words.add_argument("--out", metavar="FILE", help="the page with the pictures found (RUN/search.html)")
     words.flag("--open", help="open that page in the browser")
     words.flag("--json", help="print what was found as JSON, and write no page")
-    words.add_argument("--device", default="cpu", help="where the network computes (cpu)")
+    words.add_device()
     return words
 
 

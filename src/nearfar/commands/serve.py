@@ -50,7 +50,7 @@ def parser() -> Parser:
         "A page to search with pictures, to browse the gallery, to see the worst queries and the most "
         "confused classes, and to compare two runs; and the API behind it. A run without an index gets one.",
     )
-    words.add_argument("runs", nargs="+", metavar="RUN", help="folder that nearfar train left; two are compared")
+    words.add_run("runs", nargs="+", help="folder that nearfar train left; two are compared")
     words.add_argument(
         "--index", nargs="+", metavar="WHERE", help="of each run: a folder, or milvus:ADDRESS (RUN/index)"
     )
@@ -65,5 +65,5 @@ def parser() -> Parser:
     words.add_argument(
         "--rate", type=float, default=100, metavar="N", help="requests a second from one address; 0: any number (100)"
     )
-    words.add_argument("--device", default="cpu", help="where the networks compute (cpu)")
+    words.add_device("where the networks compute")
     return words

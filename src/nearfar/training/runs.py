@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from nearfar.errors import MissingFileError, NearfarError
 from nearfar.foundation.files import named_errors, replaced_file, write_file, write_rows
 from nearfar.foundation.folders import numbered_folder
+from nearfar.foundation.run_folder import is_run, not_a_run
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.environment import environment
@@ -67,16 +68,11 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         """What was trained, with nothing left open."""
-        if not (self.folder / "config.yaml").is_file():
-            raise ConfigError(self._no_run())
+        if not is_run(self.folder):
+            raise ConfigError(not_a_run(self.folder))
         if not (self.folder / "config.yaml").stat().st_size:  # elsewhere, that is a configuration without options
             raise ConfigError(f"{self.folder / 'config.yaml'} is damaged: it is empty")
         return read_yaml(self.folder / "config.yaml")
-
-    def _no_run(self) -> str:
-        there = self.folder.exists()
-        what = f"{self.folder} is no run, it has no config.yaml" if there else f"there is no run {self.folder}"
-        return f"{what}: give a folder that nearfar train left, such as runs/photos-circle-1"
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -108,11 +104,10 @@ class Run:
     def model(self, device: str = "cpu") -> Embedder:
         """The best model."""
         if not (self.folder / "model.safetensors").is_file():
-            begun = (self.folder / "config.yaml").is_file()
             raise MissingFileError(
-                f"{self.folder} has no model yet: nearfar train --resume {self.folder} goes on with the run"
-                if begun
-                else self._no_run()
+                f"{self.folder} has no model yet: nearfar train --resume {self.folder} resumes the run"
+                if is_run(self.folder)
+                else not_a_run(self.folder)
             )
         return Embedder.load(self.folder, device=device)
 
@@ -120,7 +115,7 @@ class Run:
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run already."""
-        if (self.folder / "config.yaml").exists():
+        if is_run(self.folder):
             go_on = "" if self.finished else f"nearfar train --resume {self.folder} goes on with it; "
             raise ConfigError(f"{self.folder} holds a run already: {go_on}choose another --out for a new one")
 
