@@ -392,6 +392,7 @@ def test_resuming_takes_no_options(tmp_path: Path) -> None:
     [
         (["a", "b"], "takes one data set"),
         (["--lr", "1e-3"], "--lr is searched for every loss"),
+        (["--optimiser.classes", "1e-3"], "--optimiser.classes is searched for every loss"),
         (["--loss", "CircleLoss"], "with --losses"),
         (["--losses", "Circle"], "did you mean CircleLoss"),
         (["--trails", "3"], "did you mean --trials"),

@@ -40,6 +40,8 @@ def test_effort_is_checked(options: dict[str, float], message: str) -> None:
         ({"devices": 2}, None, False, "on one device"),
         ({"evaluation.watch_test": True}, None, False, "once, at the end"),
         ({"freeze": True}, None, True, "give one of them"),
+        ({"lr": 1e-3}, None, False, r"optimiser\.lr is searched"),
+        ({"optimiser.classes": 0.1}, None, False, r"optimiser\.classes is searched"),
     ],
 )
 def test_comparisons_are_checked(options: dict[str, object], losses: list[str], finetune: bool, message: str) -> None:

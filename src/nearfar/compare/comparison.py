@@ -80,7 +80,7 @@ def compare(
         losses: names, "CircleLoss/class" for the class-level form of a loss that has both; a dozen by default.
         trials: settings that are tried of a loss with three hyper-parameters, its defaults first; 10 by default. Others
             have as many in proportion to their hyper-parameters, rates included.
-        seeds: runs of each loss's best setting; 3 by default.
+        seeds: runs of each loss's best setting; 5 by default.
         folds: of the training classes; every setting is judged on each; 4 by default, fewer with few classes.
         budget: a time for everything, such as "10min", or seconds. There are fewer settings to fit it, then fewer
             seeds, folds, and losses, if they were not named; alike for all losses.

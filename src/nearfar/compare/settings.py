@@ -16,6 +16,7 @@ from nearfar.training.options import ConfigError, from_dict, to_dict
 
 FILE = "compare.yaml"
 TRIALS, SEEDS, FOLDS = 10, 5, 4
+SEARCHED = ("lr", "classes", "proxies")  # rates of the optimiser that are searched for every loss
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ def make_comparison(shared: TrainConfig, losses: Sequence[str] | None, effort: E
         read_contestant(name)
     if shared.loss:
         raise ConfigError("the losses to compare are given by losses, not by loss")
+    for rate in SEARCHED:
+        if getattr(shared.optimiser, rate) is not None:
+            raise ConfigError(f"optimiser.{rate} is searched for every loss: leave it out")
     if shared.devices > 1:
         raise ConfigError("a comparison trains on one device: leave devices out")
     if shared.evaluation.watch_test:
