@@ -205,7 +205,11 @@ def test_a_state_of_other_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PKSampler([0, 1], 3, 2), "3 classes on each of 1 ranks need 3 classes, but there are 2: lower p"),
+        (lambda: PKSampler([0, 1], 3, 2), "p=3 classes in a batch are more than the 2 that there are: lower p"),
+        (
+            lambda: PKSampler([0, 1], 1, 2, world_size=3),
+            "p=1 classes in a batch on each of 3 ranks are more than the 2",
+        ),
         (lambda: PKSampler([0, 1], 0, 2), "p=0 and k=2 must be positive"),
         (lambda: PKSampler([-1], 1, 2), "no row has a label"),
         (lambda: PlainSampler(0, 4), "0 rows are too few for a batch of 4"),
@@ -213,7 +217,10 @@ def test_a_state_of_other_data_is_refused() -> None:
         (lambda: PlainSampler(3, 0), "batch_size=0 must be positive"),
         (lambda: PlainSampler(3, 2, rank=2, world_size=2), "rank=2 must be from 0 to world_size - 1 = 1"),
         (lambda: HierarchicalSampler([0, 0], [0, 1], 1, 1, 1), "class 0 is in more than one super-class"),
-        (lambda: HierarchicalSampler([0, 1], [0, 0], 2, 1, 1), "need 2, but there are 1: lower s"),
+        (
+            lambda: HierarchicalSampler([0, 1], [0, 0], 2, 1, 1),
+            "s=2 super-classes in a batch are more than the 1 that there are: lower s",
+        ),
         (lambda: HierarchicalSampler([0, 1], [0], 1, 1, 1), "1 super-classes for 2 labels"),
         (lambda: HierarchicalSampler([0, 1], [0, 1], 1, 0, 1), "must be positive"),
     ],

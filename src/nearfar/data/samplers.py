@@ -151,8 +151,8 @@ class PKSampler(BatchSampler):
         self.rows_of = rows_by_class(labels)
         if len(self.rows_of) < p * world_size:
             raise InputError(
-                f"{p} classes on each of {world_size} ranks need {p * world_size} classes, but there are "
-                f"{len(self.rows_of)}: lower p, and raise k to keep the batch size"
+                f"p={p} classes in a batch{_on_ranks(world_size)} are more than the {len(self.rows_of)} that there "
+                "are: lower p, and raise k to keep the batch size"
             )
         self._groups = np.array([-(-len(rows) // k) for rows in self.rows_of])
         self._length = self._most_batches()
@@ -266,8 +266,8 @@ class HierarchicalSampler(BatchSampler):
         self.classes_of = rows_by_class(np.unique(supers, return_inverse=True)[1][[rows[0] for rows in self.rows_of]])
         if len(self.classes_of) < s * world_size:
             raise InputError(
-                f"{s} super-classes on each of {world_size} ranks need {s * world_size}, but there are "
-                f"{len(self.classes_of)}: lower s"
+                f"s={s} super-classes in a batch{_on_ranks(world_size)} are more than the {len(self.classes_of)} that "
+                "there are: lower s"
             )
         self._length = max(1, sum(len(rows) for rows in self.rows_of) // (self.batch_size * world_size))
 
@@ -300,6 +300,10 @@ def rows_by_class(labels: Labels) -> list[Rows]:
         raise InputError("no row has a label")
     order = rows[np.argsort(array[rows], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(array[order])) + 1)
+
+
+def _on_ranks(world_size: int) -> str:
+    return f" on each of {world_size} ranks" if world_size > 1 else ""
 
 
 def _groups(rows: Rows, k: int, rng: np.random.Generator) -> Rows:
