@@ -158,6 +158,11 @@ def test_options_train(tmp_path: Path, options: dict) -> None:
     assert run.metrics["steps"] == 5 and 0 <= run.metrics["after"]["recall@1"] <= 1
 
 
+def test_a_report_can_be_left_out(tmp_path: Path) -> None:
+    run = short(tmp_path / "run", max_steps=1, **{"evaluation.report": False})
+    assert run.finished and not (run.folder / "report.html").exists()
+
+
 def test_a_warmup_that_would_never_end_is_shorter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {**SMALL, "warmup_epochs": 9, "schedule.warmup_steps": 2000, "max_steps": 20}  # an epoch has 4
     run = train(TABLE, out=str(tmp_path / "run"), **options)

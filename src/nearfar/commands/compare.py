@@ -80,11 +80,11 @@ def run(words: Sequence[str]) -> int:
     options = form.parse_args(words)
     data = one_data_set("compare", options.data)
     if options.resume is not None and (data or form.given - {"resume", "quiet"}):
-        raise ConfigError("a comparison goes on as it began: --resume FOLDER takes no other options")
+        raise ConfigError("a comparison resumes as it began: --resume FOLDER takes no other options")
     # Its time runs from here on, through all that is imported below.
     budget = None if options.budget is None else Budget(read_seconds(options.budget, "--budget"))
     from nearfar.compare.comparison import compare
-    from nearfar.compare.live import print_leaderboard
+    from nearfar.compare.terminal import print_leaderboard
 
     if options.resume is not None:
         print_leaderboard(compare(resume=options.resume, quiet=options.quiet))

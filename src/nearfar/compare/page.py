@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from nearfar.compare.budget import shortened
+from nearfar.compare.budget import omissions
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
-from nearfar.compare.live import HEADINGS, claim, effort, of_codes, shown
-from nearfar.compare.look import METRICS
-from nearfar.compare.search import Found
+from nearfar.compare.query_metrics import METRICS
+from nearfar.compare.search import SearchResult
+from nearfar.compare.terminal import HEADINGS, claim, effort, of_codes, shown
 from nearfar.report import Page, style
 from nearfar.report.page import Cell
 from nearfar.training.progress import counted
@@ -20,12 +20,12 @@ from nearfar.training.progress import counted
 ROW_HEIGHT = 0.27  # inches
 
 
-def write_page(board: Leaderboard, found: Found, path: Path) -> None:
-    """Write it."""
+def write_page(board: Leaderboard, result: SearchResult, path: Path) -> None:
+    """Write the page."""
     page = Page("Which loss is best on this data?", f"nearfar compare {board.facts['data']}")
     _leaderboard(page, board)
     _differences(page, board)
-    _search(page, board, found)
+    _search(page, board, result)
     page.write(path)
 
 
@@ -40,7 +40,7 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         f"by, {facts['queries']:,} queries. Every loss had the same {'network' if facts['finetuned'] else 'features'} "
         f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, {effort(facts)} on "
         f"{counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} training classes, and "
-        f"{counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
+        f"{counted(facts['seeds'], 'run')} of the best setting. " + omissions(facts)
     )
     if facts.get("cosines"):
         section.paragraph(of_codes(facts["cosines"]))
@@ -114,7 +114,7 @@ def _difference(board: Leaderboard, name: str, other: str) -> str:
     return f"{value:+.2f}" if pair.significant else f"({value:+.2f})"
 
 
-def _search(page: Page, board: Leaderboard, found: Found) -> None:
+def _search(page: Page, board: Leaderboard, result: SearchResult) -> None:
     section = page.section("What was tried")
     facts = board.facts
     section.paragraph(
@@ -124,18 +124,18 @@ def _search(page: Page, board: Leaderboard, found: Found) -> None:
         f"MAP@R of {facts['start']:.2%} on the folds."
     )
     section.figure(
-        style.svg(progress(found, facts["start"])),
+        style.svg(progress(result, facts["start"])),
         "The best setting so far, on the folds, against the start, by the number of settings tried.",
         wide=True,
     )
     section.table(
         ["loss", "best setting", "MAP@R on the folds", "its defaults", "settings", "given up", "diverged", "seconds"],
-        [_tried(found, name) for name in found.trials],
+        [_tried(result, name) for name in result.trials],
     )
 
 
-def _tried(found: Found, name: str) -> list[Cell]:
-    trials, best = found.trials[name], found.best(name)
+def _tried(result: SearchResult, name: str) -> list[Cell]:
+    trials, best = result.trials[name], result.best(name)
     return [
         name,
         ", ".join(f"{key.removeprefix('loss.')} {_plain(value)}" for key, value in best.setting.items()),
@@ -152,11 +152,11 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def progress(found: Found, start: float) -> Figure:
+def progress(result: SearchResult, start: float) -> Figure:
     """The best value so far, against the start, of each loss: a line each, named at its end."""
     with style.figure(2 * style.WIDTH, 1.4 * style.HEIGHT) as drawn:
         axes = drawn.subplots()
-        for number, (name, trials) in enumerate(found.trials.items()):
+        for number, (name, trials) in enumerate(result.trials.items()):
             colour, line, marker = style.SERIES[number % len(style.SERIES)]
             best = -math.inf
             values = []

@@ -131,7 +131,7 @@ def finish(
             "test_seconds": round(time.monotonic() - began, 3),
         }
     )
-    if table is not None:
+    if table is not None and config.evaluation.report:
         write_report(run, shown, table, config)
     if not display.quiet:
         report(run)
