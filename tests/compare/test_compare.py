@@ -222,7 +222,7 @@ def test_the_leaderboard_is_in_order_and_can_be_read_again(whole: Leaderboard) -
     assert [line["name"] for line in table] == [row.name for row in whole.rows]
     assert [float(line["map@r"]) for line in table] == values
     page = (whole.folder / "report.html").read_text()
-    assert all(row.name in page for row in whole.rows) and "Who differs from whom" in page
+    assert all(row.name in page for row in whole.rows) and "Differences" in page
 
 
 def test_what_is_told_rests_on_classes_and_seeds(whole: Leaderboard) -> None:
@@ -238,7 +238,7 @@ def test_what_is_told_rests_on_classes_and_seeds(whole: Leaderboard) -> None:
         said = whole.against(name)
         assert all(row.name in said for row in whole.rows)
     page = (whole.folder / "report.html").read_text()
-    assert "other classes than these 12 and other runs than these 2" in page
+    assert "Verdicts rest on 12 classes and 2 runs" in page
 
 
 def test_an_early_comparison_is_read_and_its_claims_are_not_repeated(
@@ -254,7 +254,7 @@ def test_an_early_comparison_is_read_and_its_claims_are_not_repeated(
     assert early.winner == whole.winner and "take queries for independent" in early.outdated
     print_leaderboard(early)
     shown = " ".join(capsys.readouterr().out.split())
-    assert early.outdated in shown and "Better and worse hold" not in shown and "3 settings of each loss" in shown
+    assert early.outdated in shown and "Verdicts rest" not in shown and "3 settings of each loss" in shown
 
 
 def test_the_result_is_printed(whole: Leaderboard, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ ROW_HEIGHT = 0.27  # inches
 
 def write_page(board: Leaderboard, result: SearchResult, path: Path) -> None:
     """Write the page."""
-    page = Page("Which loss is best on this data?", f"nearfar compare {board.facts['data']}")
+    page = Page("Which loss is best on these data?", f"nearfar compare {board.facts['data']}")
     _leaderboard(page, board)
     _differences(page, board)
     _search(page, board, result)
@@ -46,14 +46,14 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         section.paragraph(of_codes(facts["cosines"]))
     section.figure(
         style.svg(forest(board)),
-        "MAP@R on the test classes. Bars: 95 % intervals over classes and seeds, of each by itself; who differs from "
-        "whom is told by differences, below. Dashed: the better baseline.",
+        "MAP@R on the test classes, with 95 % intervals over classes and seeds of each contestant by itself. Where bars "
+        "overlap, contestants may still differ, since all have the same classes: see below. Dashed: the better baseline.",
         wide=True,
     )
     section.table(
         ["", *(HEADINGS[name] for name in METRICS), "validation", "ms a step", "peak MB", "against the baselines"],
         [_line(board, place) for place in range(len(board.rows))],
-        caption="In per cent; ±: 95 % interval over seeds only: where the next runs on these classes would be.",
+        caption="In per cent; ±: 95 % interval over seeds only: what other runs would give on these classes.",
         bold=[place for place, row in enumerate(board.rows) if row.name == board.winner],
     )
 
@@ -90,11 +90,11 @@ def forest(board: Leaderboard) -> Figure:
 
 
 def _differences(page: Page, board: Leaderboard) -> None:
-    section = page.section("Who differs from whom")
+    section = page.section("Differences")
     section.paragraph(
-        "Differences of MAP@R, the row's contestant less the column's, in per cent. In parentheses: which is better "
-        "cannot be told for other classes and other seeds (Student's errors of both, paired by query and seed; Holm's "
-        f"correction, 5 % for all {len(board.pairs):,} pairs together)."
+        "MAP@R of the row less that of the column, in points. In parentheses where it cannot be told which is better "
+        "for other classes and other seeds (Student's errors of both, paired by query and seed; Holm's correction, 5 % "
+        f"for all {len(board.pairs):,} pairs together)."
     )
     names = [row.name for row in board.rows]
     section.table(
@@ -115,13 +115,13 @@ def _difference(board: Leaderboard, name: str, other: str) -> str:
 
 
 def _search(page: Page, board: Leaderboard, result: SearchResult) -> None:
-    section = page.section("What was tried")
+    section = page.section("Search")
     facts = board.facts
     section.paragraph(
-        f"{counted(facts['trials'], 'setting')} of a loss with three hyper-parameters and in proportion of others, the "
-        "defaults first; one that was worse than the median of those before it was given up early. A fold is judged by "
-        "halves: each half of its classes at the look that is best for the other half. The model as it starts has a "
-        f"MAP@R of {facts['start']:.2%} on the folds."
+        f"{counted(facts['trials'], 'setting')} of a loss with three hyper-parameters, and of others in proportion, "
+        "the defaults first; one that was worse than the median of its predecessors was given up early. A fold is "
+        "judged in halves: each half of its classes where training was best for the other half. The initial model has "
+        f"a MAP@R of {100 * facts['start']:.2f} % on the folds."
     )
     section.figure(
         style.svg(progress(result, facts["start"])),

@@ -112,7 +112,7 @@ def print_leaderboard(board: Leaderboard) -> None:
         print(textwrap.fill(of_codes(facts["cosines"]), WIDTH))
     Console(file=sys.stdout, highlight=False).print(table)
     print(
-        "±  95 % interval over seeds only: where the next runs on these classes would be\n"
+        "±  95 % interval over seeds only: what other runs would give on these classes\n"
         "+  better than the baselines    -  worse than one of them    ?  cannot be told\n"
         "≈  cannot be told from the first"
     )
@@ -136,15 +136,15 @@ def effort(facts: Mapping[str, Any]) -> str:
     counts = facts.get("settings", {}).values()
     if len(set(counts)) < 2:
         return f"{counted(facts['trials'], 'setting')} of each loss"
-    return f"{min(counts)} to {max(counts)} settings of a loss, by its hyper-parameters"
+    return f"{min(counts)} to {max(counts)} settings of each loss (more for more hyper-parameters)"
 
 
 def claim(board: Leaderboard) -> str:
     """The scope of the differences that are claimed."""
     facts = board.facts
     return (
-        f"Better and worse hold for other classes than these {facts['test_classes']:,} and other runs than these "
-        f"{facts['seeds']}, at 5 % for all {len(board.pairs):,} pairs together."
+        f"Verdicts rest on {counted(facts['test_classes'], 'class', 'classes')} and {counted(facts['seeds'], 'run')} "
+        f"and hold for others of their kind; the chance of any false one among all {len(board.pairs):,} pairs is 5 %."
     )
 
 
