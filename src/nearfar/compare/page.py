@@ -46,8 +46,9 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         section.paragraph(of_codes(facts["cosines"]))
     section.figure(
         style.svg(forest(board)),
-        "MAP@R on the test classes, with 95 % intervals over classes and seeds of each contestant by itself. Where bars "
-        "overlap, contestants may still differ, since all have the same classes: see below. Dashed: the better baseline.",
+        "MAP@R on the test classes, with 95 % intervals over classes and seeds of each contestant by itself. Where "
+        "bars overlap, contestants may differ all the same, since they have the same classes: see below. Dashed: the "
+        "better baseline.",
         wide=True,
     )
     section.table(
