@@ -158,20 +158,20 @@ def announcement(plan: Plan, wished: Plan, costs: Costs, budget: Budget) -> list
 def omissions(facts: Mapping[str, Any]) -> str:
     """A sentence about what a budget left out, by a leaderboard's facts; "" if nothing."""
     left_out = facts.get("left_out", ())
-    parts = [
+    clauses = [
         f"{facts[name]} of {facts[f'{name}_wished']} {words}"
         for name, words in (("trials", "settings"), ("folds", "folds"), ("seeds", "runs"))
         if facts[name] < facts.get(f"{name}_wished", 0)
     ]
     if left_out:
-        parts.append(f"none of {', '.join(left_out)}")
-    if not parts or facts["budget"] is None:
+        clauses.append(f"none of {', '.join(left_out)}")
+    if not clauses or facts["budget"] is None:
         return ""
-    return f"The budget of {duration(facts['budget'])} allowed {'; '.join(parts)}."
+    return f"The budget of {duration(facts['budget'])} allowed {'; '.join(clauses)}."
 
 
-def _share(some: int, wished: int, one: str, many: str) -> str:
-    return counted(some, one, many) if some == wished else f"{some} of {counted(wished, one, many)}"
+def _share(planned: int, wished: int, one: str, many: str) -> str:
+    return counted(planned, one, many) if planned == wished else f"{planned} of {counted(wished, one, many)}"
 
 
 def _exactly(seconds: float) -> str:

@@ -60,8 +60,8 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
         header += [metric, f"{metric} seeds ±", f"{metric} low", f"{metric} high"]
     header += ["validation", "seconds per step", "peak MB", "setting", "cannot be told from"]
     lines = []
-    for place, row in enumerate(board.rows, 1):
-        line: list[Any] = [place, row.name, board.verdict(row.name)]
+    for rank, row in enumerate(board.rows, 1):
+        line: list[Any] = [rank, row.name, board.verdict(row.name)]
         for mean in (row.metrics[metric] for metric in METRICS):
             line += [mean.value, "" if math.isnan(mean.seeds) else mean.seeds, mean.low, mean.high]
         line += ["" if value is None else value for value in (row.validation, row.step_seconds)]

@@ -104,12 +104,12 @@ class NullCheck:
             "",
             f"{'':10}{'pairs called different':>26}{'comparisons with one after Holm':>36}",
         ]
-        for name, own in self.alarms.items():
+        for name, counts in self.alarms.items():
             lines.append(
-                f"{HEADINGS[name]:10}{f'{own.rate:.1%} of {own.pairs:,}':>26}"
-                f"{f'{own.after_holm / own.draws:.1%} of {own.draws}':>36}"
+                f"{HEADINGS[name]:10}{f'{counts.rate:.1%} of {counts.pairs:,}':>26}"
+                f"{f'{counts.after_holm / counts.draws:.1%} of {counts.draws}':>36}"
             )
-        passed = all(own.as_promised for own in self.alarms.values())
+        passed = all(counts.as_promised for counts in self.alarms.values())
         lines += ["", "At most 5 % are expected, within chance: " + ("passed." if passed else "NOT PASSED.")]
         return "\n".join(lines)
 

@@ -53,14 +53,14 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
     )
     section.table(
         ["", *(HEADINGS[name] for name in METRICS), "validation", "ms a step", "peak MB", "against the baselines"],
-        [_line(board, place) for place in range(len(board.rows))],
+        [_line(board, rank) for rank in range(len(board.rows))],
         caption="In per cent; ±: 95 % interval over seeds only: what other runs would give on these classes.",
-        bold=[place for place, row in enumerate(board.rows) if row.name == board.winner],
+        bold=[rank for rank, row in enumerate(board.rows) if row.name == board.winner],
     )
 
 
-def _line(board: Leaderboard, place: int) -> list[Cell]:
-    row = board.rows[place]
+def _line(board: Leaderboard, rank: int) -> list[Cell]:
+    row = board.rows[rank]
     return [
         row.name,
         *(shown(row.metrics[name]) for name in METRICS),
@@ -79,7 +79,7 @@ def forest(board: Leaderboard) -> Figure:
     with style.figure(2 * style.WIDTH, 0.8 + ROW_HEIGHT * len(rows)) as drawn:
         axes = drawn.subplots()
         for baseline, colour, marker in ((False, style.ONE, "o"), (True, style.TWO, "s")):
-            chosen = [place for place, row in enumerate(rows) if row.baseline is baseline]
+            chosen = [rank for rank, row in enumerate(rows) if row.baseline is baseline]
             axes.errorbar(values[chosen], chosen, xerr=errors[:, chosen], fmt=marker, color=colour, markersize=5)
         best = max(row.metrics[RANKED_BY].value for row in rows if row.baseline)
         axes.axvline(best, color=style.FAINT, linewidth=1, linestyle=(0, (4, 3)))
@@ -99,10 +99,10 @@ def _differences(page: Page, board: Leaderboard) -> None:
     )
     names = [row.name for row in board.rows]
     section.table(
-        ["", *(str(place) for place in range(1, len(names) + 1))],
+        ["", *(str(rank) for rank in range(1, len(names) + 1))],
         [
-            [f"{place}. {name}", *(_difference(board, name, other) for other in names)]
-            for place, name in enumerate(names, 1)
+            [f"{rank}. {name}", *(_difference(board, name, other) for other in names)]
+            for rank, name in enumerate(names, 1)
         ],
     )
 

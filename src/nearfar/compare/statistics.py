@@ -134,7 +134,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     corrected = [0.0] * len(p_values)
     largest = 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - place) * p_values[index]))
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
