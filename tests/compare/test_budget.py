@@ -12,10 +12,10 @@ from nearfar.compare.budget import (
     BudgetError,
     Costs,
     Plan,
-    announced,
+    announcement,
     choose,
     ladder,
-    shortened,
+    omissions,
 )
 from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
@@ -124,11 +124,11 @@ def test_it_says_what_it_will_do_and_what_not() -> None:
     clock = Clock()
     budget = Budget(120.0, clock)
     clock.now += 12
-    said = announced(Plan(LOSSES[:5], 1, 2, 1), WISHED, COSTS, budget)
+    said = announcement(Plan(LOSSES[:5], 1, 2, 1), WISHED, COSTS, budget)
     assert said[0] == "fits into 2 min: 5 of 12 losses, 1 of 10 settings, 1 of 4 folds, 2 of 3 runs of the best"
     assert said[1] == f"left out: {', '.join(LOSSES[5:])}"
     assert "a training on a fold takes 1.0 s, a run 3.0 s, and 12 s are gone" in said[2]
-    assert announced(WISHED, WISHED, COSTS, budget) == [
+    assert announcement(WISHED, WISHED, COSTS, budget) == [
         "fits into 2 min: 12 losses, 10 settings, 4 folds, 3 runs of the best"
     ]
 
@@ -137,8 +137,8 @@ def test_the_report_says_what_was_left_out() -> None:
     facts = {"trials": 1, "trials_wished": 10, "folds": 3, "folds_wished": 3, "seeds": 2, "seeds_wished": 3,
              "left_out": ["NormFaceLoss", "ContrastiveLoss"], "budget": 120.0}  # fmt: skip
     said = "The budget of 2 min allowed 1 of 10 settings; 2 of 3 runs; none of NormFaceLoss, ContrastiveLoss."
-    assert shortened(facts) == said
-    assert shortened({"trials": 3, "trials_wished": 3, "folds": 2, "seeds": 2, "budget": None}) == ""
+    assert omissions(facts) == said
+    assert omissions({"trials": 3, "trials_wished": 3, "folds": 2, "seeds": 2, "budget": None}) == ""
 
 
 # The time that passes
@@ -149,7 +149,7 @@ def test_a_budget_runs_from_the_moment_it_is_made() -> None:
     budget = Budget(60.0, clock)
     clock.now += 25
     assert (budget.spent, budget.left) == (25.0, 35.0)
-    budget.go_on(40.0)
+    budget.resume(40.0)
     assert (budget.spent, budget.left) == (65.0, -5.0)
     with pytest.raises(ConfigError, match="must be a time"):
         Budget(0.0)
@@ -158,7 +158,7 @@ def test_a_budget_runs_from_the_moment_it_is_made() -> None:
 def pace(path: Path, clock: Clock, seconds: float, named: bool = False) -> Pace:
     budget = Budget(seconds, clock)
     journal = Journal(path, lambda: budget.spent)
-    budget.go_on(journal.spent)
+    budget.resume(journal.spent)
     return Pace(budget, Plan(LOSSES[:4], 1, 2, 1), COSTS, journal, named)
 
 

@@ -15,11 +15,11 @@ import torch
 from nearfar.cli import main
 from nearfar.compare import comparison as module
 from nearfar.compare.comparison import compare
-from nearfar.compare.ground import Ground, set_apart, shared_config
 from nearfar.compare.journal import Journal
 from nearfar.compare.leaderboard import Leaderboard, read_leaderboard
-from nearfar.compare.live import print_leaderboard
-from nearfar.compare.look import FEATURES, METRICS, PRINCIPAL
+from nearfar.compare.query_metrics import FEATURES, METRICS, PRINCIPAL
+from nearfar.compare.terminal import print_leaderboard
+from nearfar.compare.workbench import Workbench, hold_out_test, shared_config
 from nearfar.data import FeatureCache, Table
 from nearfar.evaluation import retrieval_metrics
 from nearfar.evaluation.class_means import class_mean
@@ -102,11 +102,11 @@ def assert_same(one: Path, other: Path) -> None:
 def test_the_folds_share_no_class_and_no_test_class(weights: str) -> None:
     table = data()
     config = with_options(TrainConfig(), {**SHARED, "freeze": True, "weights": weights})
-    rows = set_apart(table, config, 3)
+    rows = hold_out_test(table, config, 3)
     folds = rows.seen.folds(3, seed=config.seed)
-    ground = Ground(config, [(fold.split("train"), fold.split("val")) for fold in folds])
-    names = [{fold.val.label_name(i) for i in range(len(fold.val))} for fold in ground.folds]
-    for fold, validated in zip(ground.folds, names, strict=True):
+    workbench = Workbench(config, [(fold.split("train"), fold.split("val")) for fold in folds])
+    names = [{fold.val.label_name(i) for i in range(len(fold.val))} for fold in workbench.folds]
+    for fold, validated in zip(workbench.folds, names, strict=True):
         trained = {fold.train.label_name(i) for i in range(len(fold.train))}
         assert not trained & validated
         assert len(trained | validated) == 12
@@ -222,7 +222,7 @@ def test_the_leaderboard_is_in_order_and_can_be_read_again(whole: Leaderboard) -
     assert [line["name"] for line in table] == [row.name for row in whole.rows]
     assert [float(line["map@r"]) for line in table] == values
     page = (whole.folder / "report.html").read_text()
-    assert all(row.name in page for row in whole.rows) and "Who differs from whom" in page
+    assert all(row.name in page for row in whole.rows) and "Differences" in page
 
 
 def test_what_is_told_rests_on_classes_and_seeds(whole: Leaderboard) -> None:
@@ -238,7 +238,7 @@ def test_what_is_told_rests_on_classes_and_seeds(whole: Leaderboard) -> None:
         said = whole.against(name)
         assert all(row.name in said for row in whole.rows)
     page = (whole.folder / "report.html").read_text()
-    assert "other classes than these 12 and other runs than these 2" in page
+    assert "Verdicts rest on 12 classes and 2 runs" in page
 
 
 def test_an_early_comparison_is_read_and_its_claims_are_not_repeated(
@@ -254,7 +254,7 @@ def test_an_early_comparison_is_read_and_its_claims_are_not_repeated(
     assert early.winner == whole.winner and "take queries for independent" in early.outdated
     print_leaderboard(early)
     shown = " ".join(capsys.readouterr().out.split())
-    assert early.outdated in shown and "What is told holds" not in shown and "3 settings of each loss" in shown
+    assert early.outdated in shown and "Verdicts rest" not in shown and "3 settings of each loss" in shown
 
 
 def test_the_result_is_printed(whole: Leaderboard, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +272,7 @@ def kill_at_the_fifth_training(patch: pytest.MonkeyPatch) -> None:
 
     def killed(self: Journal, key: str, **values: Any) -> Any:
         entry = original(self, key, **values)
-        if len(self) == 6:  # with that of the ground
+        if len(self) == 6:  # with that of the workbench
             raise Killed
         return entry
 
@@ -312,24 +312,24 @@ def test_after_a_kill_it_ends_as_if_never_killed(
     board = compare(data(), resume=folder, quiet=True)
     assert_same(folder, whole.folder)
     assert compare(resume=folder).winner == board.winner  # finished: only read
-    with pytest.raises(ConfigError, match="holds a comparison already"):
+    with pytest.raises(ConfigError, match="already holds a comparison"):
         small(folder, weights)
 
 
 def test_who_is_stopped_is_told_how_to_go_on(
     whole: Leaderboard, tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = Ground.halves, [0]
+    original, calls = Workbench.halves, [0]
 
-    def interrupting(self: Ground, fold: Any) -> tuple[float, float]:
+    def interrupting(self: Workbench, fold: Any) -> tuple[float, float]:
         calls[0] += 1
         if calls[0] == 6:
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, fold)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ground, "halves", interrupting)
-        with pytest.raises(StoppedError, match=r"To go on: nearfar compare --resume .*c$"):
+        patch.setattr(Workbench, "halves", interrupting)
+        with pytest.raises(StoppedError, match=r"To resume: nearfar compare --resume .*c$"):
             small(tmp_path / "c", weights)
     compare(data(), resume=tmp_path / "c", quiet=True)
     assert_same(tmp_path / "c", whole.folder)
@@ -365,8 +365,12 @@ def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        (patterns(classes=6, each=4), {}, "3 classes to train on, and 2 folds need 4"),
-        (patterns(classes=24, each=4), {"split": "images"}, "not trained on, but the split of patterns tests known"),
+        (patterns(classes=6, each=4), {}, "3 classes to train on, but 2 folds need 4"),
+        (
+            patterns(classes=24, each=4),
+            {"split": "images"},
+            "not trained on, but the split of patterns tests the classes",
+        ),
         (patterns(classes=24, each=4).split("train"), {}, "has no test rows"),
         (patterns(classes=24, each=4), {"losses": ["Circle"]}, "did you mean CircleLoss"),
         (patterns(classes=24, each=4), {"trials": 0}, "trials must be at least 1"),
@@ -381,7 +385,7 @@ def test_refusals(table: Table, options: dict[str, Any], message: str, tmp_path:
 
 
 def test_resuming_takes_no_options(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="goes on as it began"):
+    with pytest.raises(ConfigError, match="resumes as it began"):
         compare(resume=tmp_path, trials=3)
     with pytest.raises(ConfigError, match="holds no comparison"):
         compare(resume=tmp_path)
@@ -392,6 +396,7 @@ def test_resuming_takes_no_options(tmp_path: Path) -> None:
     [
         (["a", "b"], "takes one data set"),
         (["--lr", "1e-3"], "--lr is searched for every loss"),
+        (["--optimiser.classes", "1e-3"], "--optimiser.classes is searched for every loss"),
         (["--loss", "CircleLoss"], "with --losses"),
         (["--losses", "Circle"], "did you mean CircleLoss"),
         (["--trails", "3"], "did you mean --trials"),

@@ -9,7 +9,7 @@ import scipy.stats
 
 from nearfar.cli import main
 from nearfar.compare import null as module
-from nearfar.compare.null import Alarms, alarms, null_check
+from nearfar.compare.null import FalseAlarms, count_false_alarms, null_check
 from nearfar.evaluation.class_means import ClassMean
 from nearfar.training import finish
 from tests.compare.making import SHARED, data, trunk_file
@@ -25,9 +25,9 @@ def runs(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_equals_are_not_told_apart() -> None:
-    found = [alarms(runs(12, seed), LABELS, draws=40, seed=seed) for seed in range(5)]
+    found = [count_false_alarms(runs(12, seed), LABELS, draws=40, seed=seed) for seed in range(5)]
     assert [(each.pairs, each.draws) for each in found] == [(240, 40)] * 5
-    whole = Alarms(1200, sum(each.called for each in found), 200, sum(each.after_holm for each in found))
+    whole = FalseAlarms(1200, sum(each.called for each in found), 200, sum(each.after_holm for each in found))
     assert whole.as_promised and whole.rate <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
 
 
@@ -39,14 +39,14 @@ def test_what_tells_equals_apart_is_found_out(monkeypatch: pytest.MonkeyPatch) -
         return type("Told", (), {"p_value": p})()  # type: ignore[no-any-return]
 
     monkeypatch.setattr(module, "class_mean", by_query)
-    found = alarms(runs(12), LABELS)
+    found = count_false_alarms(runs(12), LABELS)
     assert found.rate > 0.15 and not found.as_promised
 
 
 def test_as_promised_by_hand() -> None:
     """5 % and three times √(0.05 · 0.95 / 200) = 1.54 %: at most 9.62 %."""
-    assert Alarms(1200, 115, 200, 19).as_promised
-    assert not Alarms(1200, 116, 200, 0).as_promised and not Alarms(1200, 0, 200, 20).as_promised
+    assert FalseAlarms(1200, 115, 200, 19).as_promised
+    assert not FalseAlarms(1200, 116, 200, 0).as_promised and not FalseAlarms(1200, 0, 200, 20).as_promised
 
 
 def test_a_loss_against_itself(
@@ -60,7 +60,7 @@ def test_a_loss_against_itself(
     with np.load(tmp_path / "c" / "queries.npz") as queries:
         assert queries["NormFaceLoss map@r"].shape == (8, 72)
         assert len(np.unique(queries["labels"])) == 12 and len(np.unique(queries["ids"])) == 72
-        again = alarms(queries["NormFaceLoss recall@1"].astype(float), queries["labels"], 2, 20)
+        again = count_false_alarms(queries["NormFaceLoss recall@1"].astype(float), queries["labels"], 2, 20)
     assert again == found.alarms["recall@1"]
     assert json.loads((tmp_path / "c" / "null.json").read_text())["alarms"]["recall@1"]["draws"] == 20
     assert not list((tmp_path / "c").glob("runs/*/model.safetensors"))

@@ -13,10 +13,10 @@ from nearfar.compare import search as module
 from nearfar.compare.budget import Budget, Costs, Plan
 from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
-from nearfar.compare.search import Found, Trial, search
+from nearfar.compare.search import SearchResult, Trial, search
 from nearfar.compare.settings import Comparison, Effort
 from nearfar.compare.spaces import RATES, read_contestant, space_of
-from nearfar.compare.trial import Outcome, configured, judged
+from nearfar.compare.trial import Outcome, configured, cross_judged
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import ConfigError, with_options
 
@@ -41,9 +41,9 @@ class Made:
         monkeypatch.setattr(module, "run_fold", self._run)
 
     def _run(
-        self, ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float], clock: Callable[[], float]
+        self, workbench: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float], clock: Callable[[], float]
     ) -> Outcome:
-        self.calls.append((loss.name, ground.folds.index(fold), dict(setting)))
+        self.calls.append((loss.name, workbench.folds.index(fold), dict(setting)))
         self.now += self._seconds
         return outcome(fold.start_value + self._score(loss, setting), self._seconds)
 
@@ -54,20 +54,20 @@ class Made:
         """Of a budget whose clock goes by the trainings that are made up."""
         budget = Budget(seconds, lambda: self.now)
         journal = Journal(path, lambda: budget.spent)
-        budget.go_on(journal.spent)
+        budget.resume(journal.spent)
         return journal, Pace(budget, Plan(LOSSES, 8, 2, 2), costs, journal, named)
 
-    def search_within(self, path: Path, seconds: float, costs: Costs, named: bool = False) -> Found:
+    def search_within(self, path: Path, seconds: float, costs: Costs, named: bool = False) -> SearchResult:
         journal, pace = self.pace(path, seconds, costs, named)
         config = with_options(TrainConfig(), {"freeze": True})
-        ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
-        return search(Comparison(LOSSES, Effort(8, 2, 2, seconds), config, named), ground, journal, self, pace)
+        workbench: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+        return search(Comparison(LOSSES, Effort(8, 2, 2, seconds), config, named), workbench, journal, self, pace)
 
-    def search(self, path: Path, **options: Any) -> Found:
+    def search(self, path: Path, **options: Any) -> SearchResult:
         effort = Effort(**{"trials": 8, "folds": 2, **options.pop("effort", {})})
         config = with_options(TrainConfig(), {"freeze": True, "seed": options.pop("seed", 0)})
-        ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
-        return search(Comparison(LOSSES, effort, config), ground, Journal(path), self, **options)
+        workbench: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+        return search(Comparison(LOSSES, effort, config), workbench, Journal(path), self, **options)
 
 
 def by_rate(loss: LossConfig, setting: Mapping[str, float]) -> float:
@@ -100,8 +100,8 @@ def test_a_loss_of_two_forms_is_searched_over_both(tmp_path: Path, monkeypatch: 
     """Here class weights are worse than samples, which the search has to find out."""
     made = Made(monkeypatch, lambda _, setting: 0.2 if setting["level"] == "pair" else 0.1)
     config = with_options(TrainConfig(), {"freeze": True})
-    ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
-    found = search(Comparison(("CircleLoss",), Effort(12, 2, 2), config), ground, Journal(tmp_path / "j"), made)
+    workbench: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+    found = search(Comparison(("CircleLoss",), Effort(12, 2, 2), config), workbench, Journal(tmp_path / "j"), made)
     trials = found.trials["CircleLoss"]
     assert len(trials) == 20  # 12 thirds of 5 dimensions
     assert trials[0].setting == {"level": "pair", "lr": 3e-4, "loss.m": 0.4, "loss.gamma": 80.0}
@@ -110,7 +110,7 @@ def test_a_loss_of_two_forms_is_searched_over_both(tmp_path: Path, monkeypatch: 
     assert found.best("CircleLoss").setting["level"] == "pair"
     levels = [trial.setting["level"] for trial in trials]
     assert 1 < levels.count("class") < 10
-    chosen = [configured(config, Comparison(("CircleLoss",), Effort(), config).loss("CircleLoss"), trial.setting)
+    chosen = [configured(config, read_contestant("CircleLoss"), trial.setting)
               for trial in trials]  # fmt: skip
     assert [own.loss[0].class_level for own in chosen] == [level == "class" for level in levels]
 
@@ -118,17 +118,19 @@ def test_a_loss_of_two_forms_is_searched_over_both(tmp_path: Path, monkeypatch: 
 def test_mining_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(monkeypatch, lambda _, setting: 0.2 if setting["loss.mining"] == "semihard" else 0.1)
     config = with_options(TrainConfig(), {"freeze": True})
-    ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
-    found = search(Comparison(("TripletMarginLoss",), Effort(20, 2, 2), config), ground, Journal(tmp_path / "j"), made)
+    workbench: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+    found = search(
+        Comparison(("TripletMarginLoss",), Effort(20, 2, 2), config), workbench, Journal(tmp_path / "j"), made
+    )
     assert found.trials["TripletMarginLoss"][0].setting["loss.mining"] == "all"
     assert found.best("TripletMarginLoss").setting["loss.mining"] == "semihard"
 
 
 def test_who_judges_a_look_has_not_chosen_it() -> None:
     """By hand: the second half would stop at the second look, where the first has 0.4; the first at the third."""
-    assert judged([(0.1, 0.2), (0.4, 0.6), (0.5, 0.3)]) == pytest.approx((0.4 + 0.3) / 2)
+    assert cross_judged([(0.1, 0.2), (0.4, 0.6), (0.5, 0.3)]) == pytest.approx((0.4 + 0.3) / 2)
     looks = np.random.default_rng(0).normal(0.5, 0.1, (2000, 10, 2))  # nothing but chance
-    assert np.mean([judged([tuple(look) for look in each]) for each in looks]) == pytest.approx(0.5, abs=0.01)
+    assert np.mean([cross_judged([tuple(look) for look in each]) for each in looks]) == pytest.approx(0.5, abs=0.01)
     assert looks.mean(2).max(1).mean() > 0.6  # what the best look of all classes would say
 
 
@@ -197,8 +199,8 @@ def test_seeds_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What one loss gets does not depend on who else takes part.
     alone = Journal(tmp_path / "d")
     config = with_options(TrainConfig(), {"freeze": True})
-    ground: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
-    found = search(Comparison(("SupConLoss",), Effort(8, 3, 2), config), ground, alone, made)
+    workbench: Any = SimpleNamespace(config=config, folds=[SimpleNamespace(start_value=s) for s in STARTS])
+    found = search(Comparison(("SupConLoss",), Effort(8, 3, 2), config), workbench, alone, made)
     assert found.trials["SupConLoss"] == first.trials["SupConLoss"]
 
 
@@ -255,7 +257,7 @@ def test_the_budget_remembers_what_was_spent_before_a_stop(tmp_path: Path, monke
 def test_a_setting_that_diverges_is_a_trial_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(monkeypatch, by_rate)
 
-    def diverging(ground: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float], clock: Any) -> Outcome:
+    def diverging(workbench: Any, fold: Any, loss: LossConfig, setting: Mapping[str, float], clock: Any) -> Outcome:
         return Outcome(0.0, (), 1, 1.0, 0.01, None, True) if setting["lr"] > 1e-4 else outcome(0.5)
 
     monkeypatch.setattr(module, "run_fold", diverging)

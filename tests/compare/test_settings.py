@@ -34,12 +34,14 @@ def test_effort_is_checked(options: dict[str, float], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "losses", "finetune", "message"),
     [
-        ({}, ["ArcFaceLoss", "ArcFaceLoss"], False, "ArcFaceLoss is there twice"),
+        ({}, ["ArcFaceLoss", "ArcFaceLoss"], False, "ArcFaceLoss is named twice"),
         ({}, ["Circle"], False, "did you mean CircleLoss"),
-        ({"loss": "CircleLoss"}, None, False, "given by losses, not by loss"),
+        ({"loss": "CircleLoss"}, None, False, "takes losses, not loss"),
         ({"devices": 2}, None, False, "on one device"),
         ({"evaluation.watch_test": True}, None, False, "once, at the end"),
         ({"freeze": True}, None, True, "give one of them"),
+        ({"lr": 1e-3}, None, False, r"optimiser\.lr is searched"),
+        ({"optimiser.classes": 0.1}, None, False, r"optimiser\.classes is searched"),
     ],
 )
 def test_comparisons_are_checked(options: dict[str, object], losses: list[str], finetune: bool, message: str) -> None:
@@ -56,7 +58,7 @@ def test_a_comparison_is_kept_as_it_is(tmp_path: Path) -> None:
     everyone = make_comparison(shared, None, Effort(), finetune=False)
     write_comparison(everyone, tmp_path / "all")
     assert read_comparison(tmp_path / "all") == everyone and not everyone.named
-    with pytest.raises(ConfigError, match="holds a comparison already: nearfar compare --resume"):
+    with pytest.raises(ConfigError, match="already holds a comparison: nearfar compare --resume"):
         write_comparison(comparison, tmp_path)
 
 
@@ -79,13 +81,13 @@ def test_folders_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_journal_keeps_what_it_was_told(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "journal.jsonl"
     journal = Journal(path)
-    journal.add("a 0", value=0.1 + 0.2, looks=[1e-17, 3.0])
+    journal.add("a 0", value=0.1 + 0.2, values=[1e-17, 3.0])
     journal.add("a 1", value=None)
-    with pytest.raises(ValueError, match="has a 0 already"):
+    with pytest.raises(ValueError, match="already has a 0"):
         journal.add("a 0", value=1.0)
     again = Journal(path)
     assert len(again) == 2
-    assert again.get("a 0") == {"key": "a 0", "value": 0.1 + 0.2, "looks": [1e-17, 3.0]}
+    assert again.get("a 0") == {"key": "a 0", "value": 0.1 + 0.2, "values": [1e-17, 3.0]}
     assert again.get("b") is None
 
 

@@ -89,5 +89,5 @@ def test_ranges() -> None:
     assert Range(0, 1).first == 0.5
     assert Range(0, 1, start=0.2).first == 0.2
     for bad in ((1, 1, False), (2, 1, False), (0, 1, True)):
-        with pytest.raises(ValueError, match="is no range"):
+        with pytest.raises(ValueError, match="is not a range"):
             Range(*bad)

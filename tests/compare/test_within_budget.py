@@ -14,12 +14,12 @@ from nearfar.compare import costs as costs_module
 from nearfar.compare.budget import Budget, BudgetError, Costs
 from nearfar.compare.comparison import compare
 from nearfar.compare.costs import check_features, measure_costs
-from nearfar.compare.ground import LOOKS, Ground, Rows, set_apart
 from nearfar.compare.journal import Journal
 from nearfar.compare.leaderboard import Leaderboard
-from nearfar.compare.live import print_leaderboard
 from nearfar.compare.settings import Comparison, Effort
 from nearfar.compare.spaces import LOSSES
+from nearfar.compare.terminal import print_leaderboard
+from nearfar.compare.workbench import EVALUATIONS, Rows, Workbench, hold_out_test
 from nearfar.data import FeatureCache
 from nearfar.training import finish
 from nearfar.training.config import TrainConfig
@@ -149,22 +149,22 @@ def test_few_classes_have_few_folds(tmp_path: Path, weights: str) -> None:
 # Costs
 
 
-def prepared(weights: str, folds: int = 2, **options: Any) -> tuple[Comparison, Ground, Rows]:
+def prepared(weights: str, folds: int = 2, **options: Any) -> tuple[Comparison, Workbench, Rows]:
     config = with_options(TrainConfig(), {**SHARED, "epochs": 2, "freeze": True, "weights": weights, **options})
-    rows = set_apart(data(), config, folds)
+    rows = hold_out_test(data(), config, folds)
     tables = [(fold.split("train"), fold.split("val")) for fold in rows.seen.folds(folds, seed=0)]
-    return Comparison(("NormFaceLoss", "SupConLoss"), Effort(), config), Ground(config, tables), rows
+    return Comparison(("NormFaceLoss", "SupConLoss"), Effort(), config), Workbench(config, tables), rows
 
 
 def test_the_run_that_is_timed_is_one_of_the_comparison(tmp_path: Path, weights: str) -> None:
     """Batches hold all nine classes of the smallest fold. A run that cross-fits would have eight, and take longer."""
-    comparison, ground, rows = prepared(weights, folds=4, batch_size=36, k=4)
-    assert (rows.classes, ground.config.sampler.p) == (12, 9)
-    assert measure_costs(comparison, ground, rows, Journal(tmp_path / "j"), Budget(1e6, Ticks())).run > 0
+    comparison, workbench, rows = prepared(weights, folds=4, batch_size=36, k=4)
+    assert (rows.classes, workbench.config.sampler.p) == (12, 9)
+    assert measure_costs(comparison, workbench, rows, Journal(tmp_path / "j"), Budget(1e6, Ticks())).run > 0
 
 
 def test_costs_are_measured_without_a_test_image(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison, ground, rows = prepared(weights)
+    comparison, workbench, rows = prepared(weights)
     tests = {np.asarray(rows.test.images[i]).tobytes() for i in range(len(rows.test))}  # type: ignore[index]
     compute = FeatureCache.compute
 
@@ -174,31 +174,31 @@ def test_costs_are_measured_without_a_test_image(tmp_path: Path, weights: str, m
 
     monkeypatch.setattr(FeatureCache, "compute", watch)
     journal, budget = Journal(tmp_path / "j"), Budget(1e6, Ticks())
-    costs = measure_costs(comparison, ground, rows, journal, budget)
+    costs = measure_costs(comparison, workbench, rows, journal, budget)
     assert min(costs.fold, costs.run, costs.look, costs.pair, costs.end) > 0
     entry = journal.get("NormFaceLoss 0 0")
     assert entry is not None  # the first training of the search is done
     assert costs.fold == entry["seconds"] and entry["setting"]["loss.scale"] == 30.0
-    again = measure_costs(comparison, ground, rows, journal, budget)
+    again = measure_costs(comparison, workbench, rows, journal, budget)
     assert again.fold == costs.fold and len(journal) == 1
 
 
 def test_a_long_training_is_cut_short_and_the_rest_calculated(tmp_path: Path, weights: str) -> None:
     """By hand: a second until the first step, one for each of the steps, and one for each look."""
-    comparison, ground, rows = prepared(weights)
+    comparison, workbench, rows = prepared(weights)
     journal = Journal(tmp_path / "j")
-    costs = measure_costs(comparison, ground, rows, journal, Budget(10.0, Ticks()))
-    steps = 2 * len(ground.loader(ground.folds[0]))
+    costs = measure_costs(comparison, workbench, rows, journal, Budget(10.0, Ticks()))
+    steps = 2 * len(workbench.loader(workbench.folds[0]))
     assert steps > 4
-    assert costs.fold in (1 + steps + LOOKS, 2 + steps + LOOKS)
+    assert costs.fold in (1 + steps + EVALUATIONS, 2 + steps + EVALUATIONS)
     assert len(journal) == 0
 
 
 def test_features_that_are_there_cost_nothing(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
-    _, ground, rows = prepared(weights)
-    assert lacking_features(ground.embedder, rows.test) == len(rows.test) == 72
-    assert lacking_features(ground.embedder, rows.seen) == 0
+    _, workbench, rows = prepared(weights)
+    assert lacking_features(workbench.embedder, rows.test) == len(rows.test) == 72
+    assert lacking_features(workbench.embedder, rows.seen) == 0
 
 
 def test_features_that_would_take_too_long_are_not_begun(
@@ -207,7 +207,7 @@ def test_features_that_would_take_too_long_are_not_begun(
     """By hand: a second for sixteen images is 9 s for 144; the clock was looked at seven times before."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(costs_module, "MANY", 100)
-    with pytest.raises(BudgetError, match="features of 144 images alone take 9 s here, once"):
+    with pytest.raises(BudgetError, match="features of 144 images take 9 s here, once"):
         within(tmp_path / "c", weights, budget=10.0)
     assert not (tmp_path / "c").exists() and not list((tmp_path / "cache").glob("features/*/*.rows"))
     comparison, _, rows = prepared(weights)  # which makes those of the training images

@@ -206,7 +206,11 @@ def test_a_state_of_other_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PKSampler([0, 1], 3, 2), "3 classes on each of 1 ranks need 3 classes, but there are 2: lower p"),
+        (lambda: PKSampler([0, 1], 3, 2), "p=3 classes in a batch are more than the 2 that there are: lower p"),
+        (
+            lambda: PKSampler([0, 1], 1, 2, world_size=3),
+            "p=1 classes in a batch on each of 3 ranks are more than the 2",
+        ),
         (lambda: PKSampler([0, 1], 0, 2), "p=0 and k=2 must be positive"),
         (lambda: PKSampler([-1], 1, 2), "no row has a label"),
         (lambda: PlainSampler(0, 4), "0 rows are too few for a batch of 4"),
@@ -214,7 +218,10 @@ def test_a_state_of_other_data_is_refused() -> None:
         (lambda: PlainSampler(3, 0), "batch_size=0 must be positive"),
         (lambda: PlainSampler(3, 2, rank=2, world_size=2), "rank=2 must be from 0 to world_size - 1 = 1"),
         (lambda: HierarchicalSampler([0, 0], [0, 1], 1, 1, 1), "class 0 is in more than one super-class"),
-        (lambda: HierarchicalSampler([0, 1], [0, 0], 2, 1, 1), "need 2, but there are 1: lower s"),
+        (
+            lambda: HierarchicalSampler([0, 1], [0, 0], 2, 1, 1),
+            "s=2 super-classes in a batch are more than the 1 that there are: lower s",
+        ),
         (lambda: HierarchicalSampler([0, 1], [0], 1, 1, 1), "1 super-classes for 2 labels"),
         (lambda: HierarchicalSampler([0, 1], [0, 1], 1, 0, 1), "must be positive"),
     ],
@@ -293,7 +300,7 @@ def test_rank_and_world_size_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_world_that_grew_has_too_few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = PKSampler(np.repeat(np.arange(3), 4), 2, 2)
     _TwoProcesses(monkeypatch)
-    with pytest.raises(ValueError, match="2 classes on each of 2 ranks need 4 classes, but there are 3"):
+    with pytest.raises(ValueError, match="p=2 classes in a batch on each of 2 ranks are more than the 3"):
         next(iter(sampler))
 
 

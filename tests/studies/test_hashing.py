@@ -38,7 +38,7 @@ def test_run(config: TrainConfig, table: Table, tmp_path: Path, monkeypatch: pyt
     train = Heads.train
 
     def watch(heads: Heads, loss: Any, seed: int, **options: Any) -> Any:
-        embedder = options["ground"].embedder
+        embedder = options["workbench"].embedder
         trained.append((embedder.dimension, embedder.settings.head, options["extra"]))
         return train(heads, loss, seed, **options)
 

@@ -207,6 +207,10 @@ def test_the_verdict() -> None:
                             (worse, "Training made it worse than the pretrained features")):  # fmt: skip
         said = verdict("trained", {"features": features, "trained": trained}, {}, "map@r", "20 unseen classes")
         assert said.startswith(begins) and "20 unseen classes" in said and "95% interval" in said
+    against = {"features": features, "trained": worse}
+    for values, preferred in (({"features": 0.3, "trained": 0.4}, True), ({"features": 0.4, "trained": 0.3}, False)):
+        said = verdict("trained", against, values, "map@r", "20 unseen classes")
+        assert ("though held-out classes preferred it" in said) is preferred
     said = verdict("features", {"features": features, "trained": worse}, {"features": 0.5, "trained": 0.4}, "map@r", "")
     assert said.startswith("Training did not help: the pretrained features are kept")
     assert "the pretrained features 50.0%, the trained model 40.0%" in said

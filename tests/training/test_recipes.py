@@ -86,8 +86,8 @@ def test_two_steps(name: str, pictures: Table, tmp_path: Path, capsys: pytest.Ca
     run.begin(prepared.config)
     assert fit(run, prepared, display, World()).learner.done == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert ("trained without the trunk" in said) is (given.model.warmup_epochs * len(prepared.loader) >= 2)
-    assert ("rates are to rise" in said) is (given.schedule.warmup_steps > 0)
+    assert ("warm-up of the head" in said) is (given.model.warmup_epochs * len(prepared.loader) >= 2)
+    assert ("warm-up of the rates" in said) is (given.schedule.warmup_steps > 0)
     before, after = (run.load_checkpoint(which)["embedder"] for which in ("start", "last"))
     moved = {key for key, value in before.items() if not torch.equal(value, after[key])}
     assert "trunk.stem.weight" in moved
@@ -156,7 +156,7 @@ def test_every_recipe_says_where_it_is_from_and_survives_yaml(
     comments = " ".join(line.lstrip("# ") for line in shown.splitlines() if line.startswith("#"))
     for text in (info.aim, info.source, *info.ours, *map(str, info.needs)):
         assert " ".join(text.split()) in comments
-    assert ("--weights random does without" in comments) is (info.config.model.weights != "random")
+    assert ("random weights: --weights random" in comments) is (info.config.model.weights != "random")
     path = tmp_path / "recipe.yaml"
     path.write_text(shown, encoding="utf-8")
     assert read_yaml(path) == info.config

@@ -158,12 +158,17 @@ def test_options_train(tmp_path: Path, options: dict) -> None:
     assert run.metrics["steps"] == 5 and 0 <= run.metrics["after"]["recall@1"] <= 1
 
 
+def test_a_report_can_be_left_out(tmp_path: Path) -> None:
+    run = short(tmp_path / "run", max_steps=1, **{"evaluation.report": False})
+    assert run.finished and not (run.folder / "report.html").exists()
+
+
 def test_a_warmup_that_would_never_end_is_shorter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {**SMALL, "warmup_epochs": 9, "schedule.warmup_steps": 2000, "max_steps": 20}  # an epoch has 4
     run = train(TABLE, out=str(tmp_path / "run"), **options)
     said = " ".join(capsys.readouterr().err.split())
-    assert "the rates are to rise for 2,000 steps, and there are only 20: they rise for 2" in said
-    assert "for 9 epochs of 4 steps, and there are only 20: it is for none" in said
+    assert "warm-up of the rates shortened from 2,000 steps to 2: the run has 20" in said
+    assert "of the head (trunk frozen) shortened from 9 epochs to 0: the run has 20 steps, an epoch 4" in said
     assert (run.config.schedule.warmup_steps, run.config.model.warmup_epochs) == (2, 0)
 
 

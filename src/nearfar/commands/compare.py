@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from nearfar.commands.grammar import Parser, configuration, one_data_set, whole_number
 from nearfar.compare.budget import Budget
+from nearfar.compare.settings import SEARCHED
 from nearfar.foundation.durations import read_seconds
 from nearfar.training.options import ConfigError
-
-SEARCHED = ("optimiser.lr", "optimiser.proxies")  # for every loss
 
 EXAMPLES = {
     "compare photos": "a dozen losses, heads on cached features",
@@ -68,9 +67,10 @@ def parser() -> Parser:
     words.add_argument("--config", metavar="FILE", help="begin with this YAML file")
     words.add_argument("--out", metavar="FOLDER", help="of the comparison (comparisons/DATA-NUMBER)")
     words.flag("--quiet", help="show only the result")
-    words.refuse("--lr", *(f"--{name}" for name in SEARCHED), because="is searched for every loss: leave it out")
+    searched = [f"optimiser.{name}" for name in SEARCHED]
+    words.refuse("--lr", *(f"--{name}" for name in searched), because="is searched for every loss: leave it out")
     words.refuse("--loss", because="is for nearfar train: name the losses to compare with --losses")
-    words.add_settings(without=("loss", "out", "budget", "data.folds", *SEARCHED))
+    words.add_settings(without=("loss", "out", "budget", "data.folds", *searched))
     return words
 
 
@@ -80,11 +80,11 @@ def run(words: Sequence[str]) -> int:
     options = form.parse_args(words)
     data = one_data_set("compare", options.data)
     if options.resume is not None and (data or form.given - {"resume", "quiet"}):
-        raise ConfigError("a comparison goes on as it began: --resume FOLDER takes no other options")
+        raise ConfigError("a comparison resumes as it began: --resume FOLDER takes no other options")
     # Its time runs from here on, through all that is imported below.
     budget = None if options.budget is None else Budget(read_seconds(options.budget, "--budget"))
     from nearfar.compare.comparison import compare
-    from nearfar.compare.live import print_leaderboard
+    from nearfar.compare.terminal import print_leaderboard
 
     if options.resume is not None:
         print_leaderboard(compare(resume=options.resume, quiet=options.quiet))

@@ -24,6 +24,7 @@ def parser() -> Parser:
 def run(words: Sequence[str]) -> int:
     """Measure a run."""
     options = parser().parse_args(words)
+    from nearfar.evaluation.class_means import interval_note
     from nearfar.training.evaluate import evaluate
     from nearfar.training.progress import print_table
     from nearfar.training.runs import COSINES
@@ -40,10 +41,10 @@ def run(words: Sequence[str]) -> int:
     if options.ci:
         for number, side in enumerate(("low", "high")):
             columns[side] = {name: interval[number] for name, interval in metrics["ci"].items()}
-        classes = metrics["ci_classes"]
-        print(f"95 % intervals over {classes:,} classes: where the figures of other classes like these would lie")
     for note in metrics["notes"]:
         print(f"note: {note}")
     how = ", codes by Hamming distance" if metrics["compared_by"] == "hamming" else ""
     print_table(f"{metrics['data']}: {metrics['images']:,} images{how}", columns)
+    if options.ci:
+        print(interval_note(metrics["ci_classes"]))
     return 0

@@ -14,10 +14,10 @@ def parser() -> Parser:
     """Its words."""
     words = Parser(
         "recipes [NAME]",
-        "List the papers' protocols, or print one: its source, in what it differs from that, what it needs, and its "
-        "configuration, as a file for nearfar train --config.",
+        "List the papers' protocols, or print one: its source, its deviations from that, the data and weights that it "
+        "needs, and its configuration, as a file for nearfar train --config.",
     )
-    words.add_argument("name", nargs="?", metavar="NAME", help="of one recipe")
+    words.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print")
     return words
 
 
@@ -36,7 +36,9 @@ def run(words: Sequence[str]) -> int:
     width = max(len(info.name) for info in recipes)
     for info in recipes:
         print(f"{info.name:<{width}}  {info.aim}")
-    print("\nnearfar train DATA --recipe NAME runs one; nearfar recipes NAME prints all about it")
+    print(
+        "\nnearfar train DATA --recipe NAME runs one; nearfar recipes NAME prints its source, deviations and settings"
+    )
     return 0
 
 
@@ -50,7 +52,9 @@ def _described(info: "Recipe") -> Iterator[str]:
         for text in texts:
             yield from _wrapped(f"  - {text}", "    ")
     if info.config.model.weights != "random":
-        yield from _entry("without the weights", "--weights FILE says where they are; --weights random does without")
+        yield from _entry(
+            "weights", "give the file with --weights FILE, or start from random weights: --weights random"
+        )
     yield ""
 
 

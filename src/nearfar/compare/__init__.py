@@ -1,17 +1,16 @@
-"""Which loss is best on this data, decided fairly.
+"""Which loss is best on these data, and whether that can be told.
 
-comparison.py   compare: from a data set to a leaderboard, resumable at every step
-settings.py     what is compared, and with what effort
-spaces.py       which hyper-parameters of which loss are searched, and where
-ground.py       what all losses share: rows, folds, features, batches, the head as it starts
-trial.py        one setting trained on one fold
-budget.py       how much of it fits into a time; costs.py: what it costs here; pace.py: whether there is time to go on
-search.py       settings of every loss, in proportion to what is searched; journal.py: what was found, kept at once
-retrain.py      the best setting of every loss, over several seeds
-look.py         the one look at the test classes
-statistics.py   intervals, and which differences are more than chance;  null.py: whether that is so, on one loss
-                against itself
-leaderboard.py  results and their files;  live.py: what is seen meanwhile
+comparison.py      `compare`: from a data set to a leaderboard, resumable after every training
+settings.py        the contestants, and how much is tried
+spaces.py          the hyper-parameters that are searched for each loss
+workbench.py       what all losses share: rows, folds, features, batches, the initial head
+trial.py           one setting trained on one fold
+budget.py          how much of all this fits into a time; costs.py: what it costs here; pace.py: whether time is left
+search.py          settings of every loss, in proportion to its dimensions; journal.py: results, written at once
+retrain.py         the best setting of every loss, over several seeds
+query_metrics.py   all runs measured on the test classes, once
+statistics.py      intervals and tests; null.py: their false alarms, on one loss against itself
+leaderboard.py     the results; files.py, page.py, terminal.py: their files, their report, what is printed
 
     from nearfar.compare.comparison import compare
     result = compare("photos", losses=["CircleLoss", "ProxyAnchorLoss"], trials=10)

@@ -1,9 +1,9 @@
 """A budget of time: what a comparison costs, and the largest one that fits.
 
-What is taken away, in this order, until it fits: settings, down to the defaults alone; runs of the best, down to two;
-folds, down to one; and losses, from the end of their list, down to two. So breadth is kept longest. These plans are one
-ladder, each cheaper than the one before it: more time never gives less of anything. All losses always have equally many
-runs and folds, and settings in proportion to the dimensions of their spaces.
+Until it fits, these are reduced, in this order: settings, down to the defaults; runs of the best, down to two; folds,
+down to one; and losses, from the end of their list, down to two. So breadth is kept longest. The plans are one ladder,
+each cheaper than the one before: more time never gives less of anything. All losses always have equally many runs and
+folds, and settings in proportion to the dimensions of their spaces.
 """
 
 import math
@@ -17,22 +17,22 @@ from nearfar.foundation.durations import duration
 from nearfar.training.options import ConfigError
 from nearfar.training.progress import counted
 
-PLANNED = 0.9  # of the time that is left: what is planned is an estimate
-FEWEST_SEEDS = 2  # without an interval over seeds nobody knows what a difference is worth
+PLANNED = 0.9  # of the time that is left, since plans rest on estimates
+FEWEST_SEEDS = 2  # a single run has no interval
 FEWEST_LOSSES = 2
 BASELINES = 2
 
 
 class BudgetError(ConfigError):
-    """Nothing that could be called a comparison fits into the budget; the message says what would do."""
+    """No comparison fits into the budget; the message says how much time would do."""
 
 
 class Budget:
-    """A time that is running out, from the moment it is made.
+    """A time that runs out, from the moment the object is made.
 
     Args:
-        seconds: that there are.
-        clock: seconds of a clock that never goes back.
+        seconds: of the budget.
+        clock: a monotonic clock.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
@@ -41,8 +41,8 @@ class Budget:
         self.seconds, self.clock = seconds, clock
         self._began, self._before = clock(), 0.0
 
-    def go_on(self, spent: float) -> None:
-        """So much was spent before this process."""
+    def resume(self, spent: float) -> None:
+        """Count the seconds that were spent before this process."""
         self._before = spent
 
     @property
@@ -58,9 +58,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done: which losses, and of each of them settings (`trials` of a loss with three dimensions, see
-    `spaces.share`), folds that settings are judged on, and runs.
-    """
+    """How much is done: the losses and, for each, settings (see `spaces.share`), runs (`seeds`), and folds."""
 
     losses: tuple[str, ...]
     trials: int
@@ -76,8 +74,8 @@ class Costs:
         fold: a setting trained on a fold.
         run: a run of a best setting, with its files.
         look: a run measured on the test rows.
-        pair: the test whether two contestants differ.
-        end: what comes once: features of the test images, the baselines, the winner's report, the page.
+        pair: the test of a pair of contestants.
+        end: what is done once: features of the test images, the baselines, the winner's report, the page.
     """
 
     fold: float
@@ -87,23 +85,19 @@ class Costs:
     end: float
 
     def of(self, plan: Plan) -> float:
-        """All that is still ahead when nothing but the measuring is done."""
+        """The seconds from the search to the end."""
         settings = sum(share(name, plan.trials) for name in plan.losses)
         return settings * plan.folds * self.fold + len(plan.losses) * plan.seeds * self.run + self.last(plan)
 
     def last(self, plan: Plan) -> float:
-        """What comes after the last run."""
+        """The seconds after the last run."""
         contestants = len(plan.losses) + BASELINES
         pairs = contestants * (contestants - 1) / 2
         return len(plan.losses) * plan.seeds * self.look + pairs * self.pair + self.end
 
 
 def ladder(wished: Plan, named: bool) -> Iterator[Plan]:
-    """Ever smaller plans, the wished one first.
-
-    Args:
-        named: the losses were asked for by name, and none of them is left out.
-    """
+    """Ever smaller plans, `wished` first; losses that the user `named` are not left out."""
     plan = wished
     yield plan
     for field, least in (("trials", 1), ("seeds", min(FEWEST_SEEDS, wished.seeds)), ("folds", 1)):
@@ -116,7 +110,7 @@ def ladder(wished: Plan, named: bool) -> Iterator[Plan]:
 
 
 def choose(costs: Costs, wished: Plan, seconds: float, named: bool = False, spent: float = 0.0) -> Plan:
-    """The largest plan that fits into a budget of so many seconds; a `BudgetError` if none does."""
+    """The largest plan that fits into a budget, `spent` of it gone; raises `BudgetError` if none does."""
     plan = wished
     for plan in ladder(wished, named):
         if costs.of(plan) <= PLANNED * (seconds - spent):
@@ -133,7 +127,7 @@ def choose(costs: Costs, wished: Plan, seconds: float, named: bool = False, spen
 
 
 def rounded_up(seconds: float) -> str:
-    """A time as one would give it, not shorter: tens of seconds, or minutes from two on.
+    """A time as a user would write it, rounded up to tens of seconds, or to minutes from two on.
 
     >>> rounded_up(41), rounded_up(119), rounded_up(121)
     ('50s', '120s', '3min')
@@ -141,8 +135,8 @@ def rounded_up(seconds: float) -> str:
     return f"{math.ceil(seconds / 10) * 10}s" if seconds <= 120 else f"{math.ceil(seconds / 60)}min"
 
 
-def announced(plan: Plan, wished: Plan, costs: Costs, budget: Budget) -> list[str]:
-    """What will be done within the budget, what not, and why."""
+def announcement(plan: Plan, wished: Plan, costs: Costs, budget: Budget) -> list[str]:
+    """What is done within the budget, what is left out, and why."""
     counts = [
         (len(plan.losses), len(wished.losses), "loss", "losses"),
         (plan.trials, wished.trials, "setting", "settings"),
@@ -161,23 +155,23 @@ def announced(plan: Plan, wished: Plan, costs: Costs, budget: Budget) -> list[st
     return lines
 
 
-def shortened(facts: Mapping[str, Any]) -> str:
-    """A sentence about what a budget has taken from a comparison, by its leaderboard's facts; nothing if it has not."""
+def omissions(facts: Mapping[str, Any]) -> str:
+    """A sentence about what a budget left out, by a leaderboard's facts; "" if nothing."""
     left_out = facts.get("left_out", ())
-    parts = [
+    clauses = [
         f"{facts[name]} of {facts[f'{name}_wished']} {words}"
         for name, words in (("trials", "settings"), ("folds", "folds"), ("seeds", "runs"))
         if facts[name] < facts.get(f"{name}_wished", 0)
     ]
     if left_out:
-        parts.append(f"none of {', '.join(left_out)}")
-    if not parts or facts["budget"] is None:
+        clauses.append(f"none of {', '.join(left_out)}")
+    if not clauses or facts["budget"] is None:
         return ""
-    return f"The budget of {duration(facts['budget'])} allowed {'; '.join(parts)}."
+    return f"The budget of {duration(facts['budget'])} allowed {'; '.join(clauses)}."
 
 
-def _share(some: int, wished: int, one: str, many: str) -> str:
-    return counted(some, one, many) if some == wished else f"{some} of {counted(wished, one, many)}"
+def _share(planned: int, wished: int, one: str, many: str) -> str:
+    return counted(planned, one, many) if planned == wished else f"{planned} of {counted(wished, one, many)}"
 
 
 def _exactly(seconds: float) -> str:

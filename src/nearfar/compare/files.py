@@ -1,14 +1,14 @@
 """What a comparison leaves in its folder.
 
 compare.yaml         what was compared, and with what effort
-journal.jsonl        every training of the search, as it came; what a comparison goes on from
+journal.jsonl        every training of the search, in order; a comparison resumes from it
 trials.csv           every setting that was tried
 leaderboard.csv      one line for each contestant
 leaderboard.json     the same with all pairs of contestants; written last
 queries.npz          the metrics of every query, contestant and seed, with the queries' classes and images
 settings/LOSS.yaml   the best setting of each loss, for `nearfar train --config`
 runs/LOSS-SEED/      runs of the best settings; the winner's holds its model
-report.html          all this to look at
+report.html          all this, for a browser
 """
 
 import json
@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 
 from nearfar.compare.leaderboard import Leaderboard
-from nearfar.compare.look import METRICS, Look
+from nearfar.compare.query_metrics import METRICS, QueryMetrics
 from nearfar.compare.retrain import slug
-from nearfar.compare.search import Found, Trial
+from nearfar.compare.search import SearchResult, Trial
 from nearfar.foundation.files import replaced_file, write_file, write_rows
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import to_yaml
 
 
-def write_trials(found: Found, path: Path) -> None:
-    """Every setting that was tried, and what it came to on every fold; an empty place for those it was spared."""
-    trials = [trial for group in found.trials.values() for trial in group]
+def write_trials(result: SearchResult, path: Path) -> None:
+    """One line for each setting that was tried, with its values on the folds; empty cells after it was pruned."""
+    trials = [trial for group in result.trials.values() for trial in group]
     folds = max(len(trial.outcomes) for trial in trials)
     names = list(dict.fromkeys(name for trial in trials for name in trial.setting))
     header = ["loss", "trial", "state", "mean", *(f"fold {i + 1}" for i in range(folds)), *names, "seconds", "diverged"]
@@ -54,14 +54,14 @@ def _trial_line(trial: Trial, folds: int, names: list[str]) -> list[Any]:
 
 
 def write_leaderboard(board: Leaderboard, path: Path) -> None:
-    """One line for each contestant, in order."""
+    """One line for each contestant, the best first."""
     header = ["rank", "name", "verdict"]
     for metric in METRICS:
         header += [metric, f"{metric} seeds ±", f"{metric} low", f"{metric} high"]
     header += ["validation", "seconds per step", "peak MB", "setting", "cannot be told from"]
     lines = []
-    for place, row in enumerate(board.rows, 1):
-        line: list[Any] = [place, row.name, board.verdict(row.name)]
+    for rank, row in enumerate(board.rows, 1):
+        line: list[Any] = [rank, row.name, board.verdict(row.name)]
         for mean in (row.metrics[metric] for metric in METRICS):
             line += [mean.value, "" if math.isnan(mean.seeds) else mean.seeds, mean.low, mean.high]
         line += ["" if value is None else value for value in (row.validation, row.step_seconds)]
@@ -71,7 +71,7 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
     write_rows(path, header, lines)
 
 
-def write_queries(seen: Look, path: Path) -> None:
+def write_queries(seen: QueryMetrics, path: Path) -> None:
     """NAME METRIC: (seeds, queries); labels and ids: (queries,)."""
     arrays: dict[str, Any] = {"labels": seen.labels, "ids": seen.ids}
     arrays |= {
@@ -86,4 +86,5 @@ def write_queries(seen: Look, path: Path) -> None:
 def write_settings(configs: Mapping[str, TrainConfig], folder: Path) -> None:
     """The best setting of each loss; `nearfar train --config` trains with it."""
     for name, config in configs.items():
-        write_file(folder / f"{slug(name)}.yaml", to_yaml(replace(config, out=None)))
+        config = replace(config, out=None, evaluation=replace(config.evaluation, report=True))
+        write_file(folder / f"{slug(name)}.yaml", to_yaml(config))

@@ -1,7 +1,7 @@
-"""`Journal`: what was found, on the disk as soon as it is found.
+"""`Journal`: results, on the disk as soon as they exist.
 
-A comparison that goes on after a kill runs the same search from its beginning, and what the journal has is not computed
-again. So it ends as it would have ended uninterrupted: nothing but the time passes through other hands.
+A comparison that resumes after a kill runs the same search from its beginning, and reads what the journal has instead
+of computing it. So it ends with the results of an uninterrupted one.
 """
 
 import json
@@ -17,7 +17,7 @@ class Journal:
     """Entries by key, one line of JSON each, appended and flushed to the disk. A line cut off by a kill is dropped.
 
     Args:
-        clock: the seconds of a budget that are spent, to be noted with every entry.
+        clock: returns the seconds of a budget that are spent, noted with every entry.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] | None = None):
@@ -30,7 +30,7 @@ class Journal:
                 entry = json.loads(line)
                 self._entries[entry["key"]] = entry
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged ({error}): remove it, and what it had is measured again") from error
+            raise InputError(f"{path} is damaged ({error}): remove it to measure everything again") from error
         if len(whole) < len(text):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
@@ -40,17 +40,17 @@ class Journal:
 
     @property
     def spent(self) -> float:
-        """Seconds that were spent when the last entry was made."""
+        """The seconds that were spent at the last entry."""
         return max((entry.get("at", 0.0) for entry in self._entries.values()), default=0.0)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The entry of that key, if there is one."""
+        """The entry of that key, or None."""
         return self._entries.get(key)
 
     def add(self, key: str, **values: Any) -> dict[str, Any]:
-        """Keep an entry."""
+        """Write an entry, and return it."""
         if key in self._entries:
-            raise ValueError(f"the journal has {key} already")
+            raise ValueError(f"the journal already has {key}")
         entry = {"key": key, **values}
         if self.clock is not None:
             entry["at"] = round(self.clock(), 3)

@@ -9,23 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compare.look import FEATURES, METRICS, PRINCIPAL, Look
-from nearfar.compare.search import Found
+from nearfar.compare.query_metrics import BASELINES, METRICS, QueryMetrics
+from nearfar.compare.search import SearchResult
 from nearfar.compare.statistics import Mean, Pair, all_pairs, summary
 from nearfar.training.options import ConfigError
 
 FILE = "leaderboard.json"
 FORMAT = 2
-BY_QUERY = 1  # whose tests took queries for independent
+BY_QUERY = 1  # the format whose tests took queries for independent
 RANKED_BY = METRICS[0]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant. Of baselines, what belongs to a search is None.
+    """A contestant. What belongs to the search is None for baselines.
 
-    `validation` is the mean over the folds of its best setting; `step_seconds` the median time of a step: forward,
-    backward, optimiser; `peak_bytes` the most memory while it was trained.
+    Attributes:
+        validation: the mean of its best setting over the folds.
+        step_seconds: the median time of a step: forward, backward, optimiser.
+        peak_bytes: the peak memory of its trainings.
     """
 
     name: str
@@ -39,10 +41,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The result of a comparison, best first. `facts` say what was compared: data, images, trials, folds, seeds.
-    `outdated` says what is wrong with its statistics, if an earlier version made them.
+    """The result of a comparison, the best contestant first.
 
-    `run` is the folder of the winner's run, and `folder` that of the comparison.
+    Attributes:
+        facts: what was compared: data, images, trials, folds, seeds.
+        run: the folder of the winner's run.
+        folder: the folder of the comparison.
+        outdated: what is wrong with its statistics, if an earlier version made them.
     """
 
     rows: tuple[Row, ...]
@@ -58,80 +63,66 @@ class Leaderboard:
         return next(row.name for row in self.rows if not row.baseline)
 
     def pair(self, first: str, second: str) -> Pair:
-        """Their difference, as second − first or the other way round."""
+        """The pair of two contestants, in either order."""
         for pair in self.pairs:
             if {pair.first, pair.second} == {first, second}:
                 return pair
         raise KeyError(f"{first} and {second} were not compared")
 
     def equals(self, name: str) -> list[str]:
-        """Those of which it cannot be told whether they are better or worse."""
-        same = {n for pair in self._pairs_of(name) if not pair.significant for n in (pair.first, pair.second)}
-        return [row.name for row in self.rows if row.name in same - {name}]
-
-    def _pairs_of(self, name: str) -> list[Pair]:
-        return [pair for pair in self.pairs if name in (pair.first, pair.second)]
+        """The contestants of which it cannot be told whether they are better or worse."""
+        return [row.name for row in self.rows if row.name != name and not self.pair(name, row.name).significant]
 
     def verdict(self, name: str) -> str:
-        """How a loss stands to the baselines, in words."""
+        """How a contestant compares with the baselines, in words."""
         baselines = [row.name for row in self.rows if row.baseline]
         if name in baselines:
             return "baseline"
-        told = {rival: self.pair(name, rival).verdict(name) for rival in baselines}  # the best first
-        for rival in baselines:
-            if told[rival] == "worse":
-                return f"worse than {rival}"
-        for rival in baselines:
-            if told[rival] != "better":
-                return f"cannot be told from {rival}"
+        verdicts = {rival: self.pair(name, rival).verdict(name) for rival in baselines}  # the best first
+        for verdict, words in (("worse", "worse than"), ("cannot be told", "cannot be told from")):
+            for rival in baselines:
+                if verdicts[rival] == verdict:
+                    return f"{words} {rival}"
         return "better than the baselines" if len(baselines) > 1 else f"better than {baselines[0]}"
 
     def against(self, name: str) -> str:
-        """How a contestant stands to all others, in a sentence or two."""
-        by: dict[str, list[str]] = {}  # the others, by what can be told of them or what would tell
+        """How a contestant compares with all others, in a sentence or two."""
+        rivals: dict[str, list[str]] = {}  # by verdict, or by what would lead to one
         for row in self.rows:
             if row.name != name:
                 pair = self.pair(name, row.name)
-                by.setdefault(pair.needed or pair.verdict(name), []).append(row.name)
-        told = [f"{how} than {', '.join(by.pop(how))}" for how in ("better", "worse") if how in by]
-        parts = [f"{name} is {' and '.join(told)}."] if told else []
-        if by:
-            who = "it" if told else name
-            still = "; ".join(f"{', '.join(names)} ({needed})" for needed, names in by.items())
-            parts.append(f"Whether {who} is better or worse than these cannot be told: {still}.")
+                rivals.setdefault(pair.needed or pair.verdict(name), []).append(row.name)
+        known = [f"{how} than {', '.join(rivals.pop(how))}" for how in ("better", "worse") if how in rivals]
+        parts = [f"{name} is {' and '.join(known)}."] if known else []
+        if rivals:
+            unknown = "; ".join(f"{', '.join(names)} ({needed})" for needed, names in rivals.items())
+            parts.append(f"Whether {'it' if known else name} is better or worse than these cannot be told: {unknown}.")
         return " ".join(parts)
 
 
-def make_leaderboard(found: Found, seen_by: Look, facts: Mapping[str, Any], run: str, folder: Path) -> Leaderboard:
+def make_leaderboard(
+    result: SearchResult, queries: QueryMetrics, facts: Mapping[str, Any], run: str, folder: Path
+) -> Leaderboard:
     """Order the contestants by their mean on the test classes."""
     rows = []
-    for name, values in seen_by.values.items():
-        metrics = {metric: summary(values[metric], seen_by.labels) for metric in METRICS}
-        if name in (FEATURES, PRINCIPAL):
+    for name, values in queries.values.items():
+        metrics = {metric: summary(values[metric], queries.labels) for metric in METRICS}
+        if name in BASELINES:
             rows.append(Row(name, True, metrics))
             continue
-        best = found.best(name)
+        best = result.best(name)
         peaks = [outcome.peak_bytes for outcome in best.outcomes if outcome.peak_bytes is not None]
         steps = [outcome.step_seconds for outcome in best.outcomes if not math.isnan(outcome.step_seconds)]
-        rows.append(
-            Row(
-                name,
-                False,
-                metrics,
-                best.value,
-                best.setting,
-                float(np.median(steps)) if steps else None,
-                max(peaks, default=None),
-            )
-        )
+        step = float(np.median(steps)) if steps else None
+        rows.append(Row(name, False, metrics, best.value, best.setting, step, max(peaks, default=None)))
     rows.sort(key=lambda row: -row.metrics[RANKED_BY].value)
-    values = {row.name: seen_by.values[row.name][RANKED_BY] for row in rows}
-    pairs = all_pairs(values, seen_by.labels, (FEATURES, PRINCIPAL))
+    values = {row.name: queries.values[row.name][RANKED_BY] for row in rows}
+    pairs = all_pairs(values, queries.labels, BASELINES)
     return Leaderboard(tuple(rows), tuple(pairs), facts, run, folder)
 
 
 def read_leaderboard(folder: Path) -> Leaderboard:
-    """The result of a comparison that is finished."""
+    """Read the result of a finished comparison."""
     path = folder / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -153,7 +144,7 @@ def read_leaderboard(folder: Path) -> Leaderboard:
 
 
 def to_json(board: Leaderboard) -> str:
-    """What `read_leaderboard` reads."""
+    """The file that `read_leaderboard` reads."""
     rows = []
     for row in board.rows:
         plain = asdict(row)

@@ -1,8 +1,7 @@
-"""`Pace`: whether what is ahead still fits into the budget, asked before every part of a comparison.
+"""`Pace`: whether the rest still fits into the budget, asked before every part of a comparison.
 
-Other work on the machine makes everything slower than it was when it was measured. How much slower the last parts were
-than they should have been is how much slower the next are expected to be. Every answer is kept in the journal, so that
-a comparison that goes on after a kill decides as it did before.
+Other work on the machine makes everything slower than measured. The next parts are expected to be as much slower as the
+last ones were. Every answer is written to the journal, so that a resumed comparison decides as it did before.
 """
 
 from collections import deque
@@ -11,15 +10,15 @@ from nearfar.compare.budget import FEWEST_LOSSES, FEWEST_SEEDS, PLANNED, Budget,
 from nearfar.compare.journal import Journal
 from nearfar.compare.spaces import share
 
-REMEMBERED = 6  # parts, by which the pace is known
-FASTEST = 0.7  # of what was measured: a lucky moment is no reason to promise more
+REMEMBERED = 6  # parts that determine the pace
+FASTEST = 0.7  # times the measured cost; a lucky moment promises no more
 
 
 class Pace:
-    """Decides whether to go on.
+    """Decides whether to continue.
 
     Args:
-        plan: what was decided at first. Losses may still be left out, from its end, if they were not `named`.
+        plan: the first decision. Losses may still be left out, from its end, if the user has not `named` them.
     """
 
     def __init__(self, budget: Budget, plan: Plan, costs: Costs, journal: Journal, named: bool):
@@ -28,34 +27,34 @@ class Pace:
         self._last: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
 
     def took(self, expected: float, seconds: float) -> None:
-        """A part is done."""
+        """Note how long a part took."""
         self._last.append((expected, seconds))
 
     @property
     def slower(self) -> float:
-        """How many times as long things take as was measured."""
+        """The ratio of the time that parts take to the measured one."""
         expected = sum(part[0] for part in self._last)
         return max(FASTEST, sum(part[1] for part in self._last) / expected) if expected > 0 else 1.0
 
     def another_round(self, number: int, losses: int) -> bool:
-        """Whether so many losses can have one more round of settings."""
+        """Whether there is time for one more round of settings for this number of losses."""
         plan = self._with(losses, self.plan.seeds)
         settings = sum(share(name, number + 1) - share(name, number) for name in plan.losses)
         ahead = settings * plan.folds * self.costs.fold + self._end(plan)
-        return self._fits(f"round {number}", ahead / PLANNED)  # what may be left out must not endanger the rest
+        return self._fits(f"round {number}", ahead / PLANNED)  # an optional round must not endanger the rest
 
     def another_loss(self, name: str, losses: int) -> bool:
-        """Whether one more loss can take part, in the first round; it would be the last of so many."""
+        """Whether there is time for one more loss in the first round, the last of `losses`."""
         plan = self._with(losses, min(FEWEST_SEEDS, self.plan.seeds))
         return self._may_keep(losses) or self._fits(f"loss {name}", plan.folds * self.costs.fold + self._end(plan))
 
     def another_seed(self, number: int, losses: int) -> bool:
-        """Whether each of so many losses can have one more run."""
+        """Whether there is time for one more run of each loss."""
         ahead = losses * self.costs.run + self.costs.last(self._with(losses, number + 1))
         return self._fits(f"seed {number}", ahead)
 
     def another_run(self, name: str, losses: int) -> bool:
-        """Whether one more loss can have its first run, and then all the second; it would be the last of so many."""
+        """Whether there is time for the first run of one more loss, the last of `losses`, and for all second runs."""
         seeds = min(FEWEST_SEEDS, self.plan.seeds)
         ahead = (1 + (seeds - 1) * losses) * self.costs.run + self.costs.last(self._with(losses, seeds))
         return self._may_keep(losses) or self._fits(f"run {name}", ahead)

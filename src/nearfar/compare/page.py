@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from nearfar.compare.budget import shortened
+from nearfar.compare.budget import omissions
 from nearfar.compare.leaderboard import RANKED_BY, Leaderboard
-from nearfar.compare.live import HEADINGS, claim, effort, of_codes, shown
-from nearfar.compare.look import METRICS
-from nearfar.compare.search import Found
+from nearfar.compare.query_metrics import METRICS
+from nearfar.compare.search import SearchResult
+from nearfar.compare.terminal import HEADINGS, claim, effort, of_codes, shown
 from nearfar.report import Page, style
 from nearfar.report.page import Cell
 from nearfar.training.progress import counted
@@ -20,12 +20,12 @@ from nearfar.training.progress import counted
 ROW_HEIGHT = 0.27  # inches
 
 
-def write_page(board: Leaderboard, found: Found, path: Path) -> None:
-    """Write it."""
-    page = Page("Which loss is best on this data?", f"nearfar compare {board.facts['data']}")
+def write_page(board: Leaderboard, result: SearchResult, path: Path) -> None:
+    """Write the page."""
+    page = Page("Which loss is best on these data?", f"nearfar compare {board.facts['data']}")
     _leaderboard(page, board)
     _differences(page, board)
-    _search(page, board, found)
+    _search(page, board, result)
     page.write(path)
 
 
@@ -40,26 +40,27 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         f"by, {facts['queries']:,} queries. Every loss had the same {'network' if facts['finetuned'] else 'features'} "
         f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, {effort(facts)} on "
         f"{counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} training classes, and "
-        f"{counted(facts['seeds'], 'run')} of the best setting. " + shortened(facts)
+        f"{counted(facts['seeds'], 'run')} of the best setting. " + omissions(facts)
     )
     if facts.get("cosines"):
         section.paragraph(of_codes(facts["cosines"]))
     section.figure(
         style.svg(forest(board)),
-        "MAP@R on the test classes. Bars: 95 % intervals over classes and seeds, of each by itself; who differs from "
-        "whom is told by differences, below. Dashed: the better baseline.",
+        "MAP@R on the test classes, with 95 % intervals over classes and seeds of each contestant by itself. Where "
+        "bars overlap, contestants may differ all the same, since they have the same classes: see below. Dashed: the "
+        "better baseline.",
         wide=True,
     )
     section.table(
         ["", *(HEADINGS[name] for name in METRICS), "validation", "ms a step", "peak MB", "against the baselines"],
-        [_line(board, place) for place in range(len(board.rows))],
-        caption="In per cent; ±: 95 % interval over seeds only: where the next runs on these classes would be.",
-        bold=[place for place, row in enumerate(board.rows) if row.name == board.winner],
+        [_line(board, rank) for rank in range(len(board.rows))],
+        caption="In per cent; ±: 95 % interval over seeds only: what other runs would give on these classes.",
+        bold=[rank for rank, row in enumerate(board.rows) if row.name == board.winner],
     )
 
 
-def _line(board: Leaderboard, place: int) -> list[Cell]:
-    row = board.rows[place]
+def _line(board: Leaderboard, rank: int) -> list[Cell]:
+    row = board.rows[rank]
     return [
         row.name,
         *(shown(row.metrics[name]) for name in METRICS),
@@ -78,7 +79,7 @@ def forest(board: Leaderboard) -> Figure:
     with style.figure(2 * style.WIDTH, 0.8 + ROW_HEIGHT * len(rows)) as drawn:
         axes = drawn.subplots()
         for baseline, colour, marker in ((False, style.ONE, "o"), (True, style.TWO, "s")):
-            chosen = [place for place, row in enumerate(rows) if row.baseline is baseline]
+            chosen = [rank for rank, row in enumerate(rows) if row.baseline is baseline]
             axes.errorbar(values[chosen], chosen, xerr=errors[:, chosen], fmt=marker, color=colour, markersize=5)
         best = max(row.metrics[RANKED_BY].value for row in rows if row.baseline)
         axes.axvline(best, color=style.FAINT, linewidth=1, linestyle=(0, (4, 3)))
@@ -90,18 +91,18 @@ def forest(board: Leaderboard) -> Figure:
 
 
 def _differences(page: Page, board: Leaderboard) -> None:
-    section = page.section("Who differs from whom")
+    section = page.section("Differences")
     section.paragraph(
-        "Differences of MAP@R, the row's contestant less the column's, in per cent. In parentheses: which is better "
-        "cannot be told for other classes and other seeds (Student's errors of both, paired by query and seed; Holm's "
-        f"correction, 5 % for all {len(board.pairs):,} pairs together)."
+        "MAP@R of the row less that of the column, in points. In parentheses where it cannot be told which is better "
+        "for other classes and other seeds (Student's errors of both, paired by query and seed; Holm's correction, 5 % "
+        f"for all {len(board.pairs):,} pairs together)."
     )
     names = [row.name for row in board.rows]
     section.table(
-        ["", *(str(place) for place in range(1, len(names) + 1))],
+        ["", *(str(rank) for rank in range(1, len(names) + 1))],
         [
-            [f"{place}. {name}", *(_difference(board, name, other) for other in names)]
-            for place, name in enumerate(names, 1)
+            [f"{rank}. {name}", *(_difference(board, name, other) for other in names)]
+            for rank, name in enumerate(names, 1)
         ],
     )
 
@@ -114,28 +115,28 @@ def _difference(board: Leaderboard, name: str, other: str) -> str:
     return f"{value:+.2f}" if pair.significant else f"({value:+.2f})"
 
 
-def _search(page: Page, board: Leaderboard, found: Found) -> None:
-    section = page.section("What was tried")
+def _search(page: Page, board: Leaderboard, result: SearchResult) -> None:
+    section = page.section("Search")
     facts = board.facts
     section.paragraph(
-        f"{counted(facts['trials'], 'setting')} of a loss with three hyper-parameters and in proportion of others, the "
-        "defaults first; one that was worse than the median of those before it was given up early. A fold is judged by "
-        "halves: each half of its classes at the look that is best for the other half. The model as it starts has a "
-        f"MAP@R of {facts['start']:.2%} on the folds."
+        f"{counted(facts['trials'], 'setting')} of a loss with three hyper-parameters, and of others in proportion, "
+        "the defaults first; one that was worse than the median of its predecessors was given up early. A fold is "
+        "judged in halves: each half of its classes where training was best for the other half. The initial model has "
+        f"a MAP@R of {100 * facts['start']:.2f} % on the folds."
     )
     section.figure(
-        style.svg(progress(found, facts["start"])),
+        style.svg(progress(result, facts["start"])),
         "The best setting so far, on the folds, against the start, by the number of settings tried.",
         wide=True,
     )
     section.table(
         ["loss", "best setting", "MAP@R on the folds", "its defaults", "settings", "given up", "diverged", "seconds"],
-        [_tried(found, name) for name in found.trials],
+        [_tried(result, name) for name in result.trials],
     )
 
 
-def _tried(found: Found, name: str) -> list[Cell]:
-    trials, best = found.trials[name], found.best(name)
+def _tried(result: SearchResult, name: str) -> list[Cell]:
+    trials, best = result.trials[name], result.best(name)
     return [
         name,
         ", ".join(f"{key.removeprefix('loss.')} {_plain(value)}" for key, value in best.setting.items()),
@@ -152,11 +153,11 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def progress(found: Found, start: float) -> Figure:
+def progress(result: SearchResult, start: float) -> Figure:
     """The best value so far, against the start, of each loss: a line each, named at its end."""
     with style.figure(2 * style.WIDTH, 1.4 * style.HEIGHT) as drawn:
         axes = drawn.subplots()
-        for number, (name, trials) in enumerate(found.trials.items()):
+        for number, (name, trials) in enumerate(result.trials.items()):
             colour, line, marker = style.SERIES[number % len(style.SERIES)]
             best = -math.inf
             values = []

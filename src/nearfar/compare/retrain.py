@@ -1,6 +1,6 @@
 """The best setting of every loss, trained on all training classes over several seeds, as normal runs.
 
-They are given no test row: a share of the training classes (`data.validation`) chooses the best epoch.
+They see no test row: a share of the training classes (`data.validation`) chooses the best epoch.
 """
 
 import shutil
@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from nearfar.compare.ground import Ground
 from nearfar.compare.journal import Journal
 from nearfar.compare.pace import Pace
 from nearfar.compare.settings import Comparison
+from nearfar.compare.spaces import read_contestant
 from nearfar.compare.trial import Setting, configured
+from nearfar.compare.workbench import Workbench
 from nearfar.data import Table
 from nearfar.training.config import TrainConfig
 from nearfar.training.runs import Run
@@ -23,7 +24,7 @@ RUNS = "runs"
 
 
 def slug(name: str) -> str:
-    """A contestant's name as a part of file names.
+    """A contestant's name for use in file names.
 
     >>> slug("CircleLoss/class")
     'CircleLoss-class'
@@ -31,18 +32,16 @@ def slug(name: str) -> str:
     return name.replace("/", "-")
 
 
-def held_out_once(config: TrainConfig) -> TrainConfig:
-    """The configuration of a run: validation classes are held out once, and the trained model is kept, since trained
-    models are compared.
-    """
+def run_config(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run: one set of validation classes, and the trained model is kept, as it is compared."""
     share = VALIDATION if config.data.validation is None else config.data.validation
     data = replace(config.data, validation=share, folds=1)
-    return replace(config, data=data, evaluation=replace(config.evaluation, keep="trained"))
+    return replace(config, data=data, evaluation=replace(config.evaluation, keep="trained", report=False))
 
 
 def retrain(
     comparison: Comparison,
-    ground: Ground,
+    workbench: Workbench,
     settings: Mapping[str, Setting],
     seen: Table,
     folder: Path,
@@ -50,15 +49,15 @@ def retrain(
     journal: Journal,
     pace: Pace | None = None,
 ) -> dict[str, list[Run]]:
-    """Runs by loss, one for each seed; those that are there already are not trained again, nor those begun, anew.
+    """Train one run of each loss per seed, and return them by loss; existing runs are kept or resumed.
 
     All losses have their first run before one has its second, so that the time can end between two rounds.
 
     Args:
         settings: the best of each loss.
-        seen: no test row is in it.
+        seen: the rows without the test rows.
         done: called after each run.
-        pace: says when there is no time for more.
+        pace: says when no time is left.
     """
     runs: dict[str, list[Run]] = {}
     for number in range(comparison.effort.seeds):
@@ -67,7 +66,7 @@ def retrain(
         for name in list(runs) if number else settings:
             if pace is not None and number == 0 and not pace.another_run(name, len(runs) + 1):
                 break
-            best = held_out_once(configured(ground.config, comparison.loss(name), settings[name]))
+            best = run_config(configured(workbench.config, read_contestant(name), settings[name]))
             best = replace(best, seed=best.seed + number)
             run = Run(folder / RUNS / f"{slug(name)}-{best.seed}")
             _run(best, run, seen, journal, pace)
@@ -83,7 +82,7 @@ def _run(config: TrainConfig, run: Run, seen: Table, journal: Journal, pace: Pac
         train(seen, config=replace(config, out=str(run.folder)), quiet=True)
     elif not run.finished:
         train(seen, resume=run.folder, quiet=True)
-    shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # of a finished run nobody needs them
+    shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
     if pace is None:
         return
     key = f"run {run.folder.name}"

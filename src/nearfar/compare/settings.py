@@ -1,4 +1,4 @@
-"""What is compared, and with what effort; how it is kept, so that a comparison goes on as it began."""
+"""What is compared and with what effort, and the file that keeps it, from which a comparison resumes."""
 
 import math
 import os
@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compare.spaces import LOSSES, read_contestant
+from nearfar.data import Table
+from nearfar.data.opening import path_of
 from nearfar.foundation.files import write_file
 from nearfar.foundation.folders import numbered_folder
-from nearfar.training.config import LossConfig, TrainConfig
+from nearfar.training.config import TrainConfig
 from nearfar.training.options import ConfigError, from_dict, to_dict
 
 FILE = "compare.yaml"
 TRIALS, SEEDS, FOLDS = 10, 5, 4
+SEARCHED = ("lr", "classes", "proxies")  # rates of the optimiser that are searched for every loss
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class Effort:
     """How much is tried.
 
     Args:
-        trials: settings of every loss, its default one first.
-        seeds: runs of the best setting of every loss.
-        folds: into which the training classes are cut; a setting is judged on each, trained on the others.
-        budget: seconds for everything; there is less of everything, for all losses equally, where it would not fit.
+        trials: settings of a loss with three hyper-parameters, its default first; others get them in proportion.
+        seeds: runs of each loss's best setting.
+        folds: of the training classes; a setting is trained on all but one and judged on that one, in turn.
+        budget: seconds for everything; what does not fit is left out, for all losses alike.
     """
 
     trials: int = TRIALS
@@ -46,7 +49,7 @@ class Effort:
 class Comparison:
     """Contestants by name, the effort, and the configuration that they share.
 
-    `named`: they were asked for by name, so that no budget leaves one out.
+    `named`: the user named the contestants, so that no budget leaves one out.
     """
 
     contestants: tuple[str, ...]
@@ -54,39 +57,46 @@ class Comparison:
     shared: TrainConfig
     named: bool = True
 
-    def loss(self, name: str) -> LossConfig:
-        """The contestant of that name, with its defaults."""
-        return read_contestant(name)
+
+def with_data(shared: TrainConfig, data: str | os.PathLike[str] | Table | None) -> TrainConfig:
+    """The configuration with the name of these data, if there are any."""
+    if data is None:
+        return shared
+    path = data.name if isinstance(data, Table) else path_of(data)
+    return replace(shared, data=replace(shared.data, path=path))
 
 
 def make_comparison(shared: TrainConfig, losses: Sequence[str] | None, effort: Effort, finetune: bool) -> Comparison:
-    """A comparison, checked; on cached features unless the whole network is to be trained."""
+    """Check what is to be compared; heads are trained on cached features unless `finetune`."""
     names = tuple(losses or LOSSES)
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{doubled[0]} is there twice")
+        raise ConfigError(f"{doubled[0]} is named twice")
     for name in names:
         read_contestant(name)
     if shared.loss:
-        raise ConfigError("the losses to compare are given by losses, not by loss")
+        raise ConfigError("a comparison takes losses, not loss")
+    for rate in SEARCHED:
+        if getattr(shared.optimiser, rate) is not None:
+            raise ConfigError(f"optimiser.{rate} is searched for every loss: leave it out")
     if shared.devices > 1:
         raise ConfigError("a comparison trains on one device: leave devices out")
     if shared.evaluation.watch_test:
         raise ConfigError("a comparison looks at the test classes once, at the end: leave evaluation.watch_test out")
     if finetune and shared.model.freeze:
-        raise ConfigError("finetune trains the whole network, freeze the head alone: give one of them")
+        raise ConfigError("finetune trains the whole network, freeze only the head: give one of them")
     shared = replace(shared, model=replace(shared.model, freeze=not finetune))
     return Comparison(names, effort, shared, named=bool(losses))
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Say in the folder what is compared there."""
+    """Write the comparison to its folder, which must not have one."""
     import yaml
 
     path = folder / FILE
     if path.exists():
         raise ConfigError(
-            f"{folder} holds a comparison already: nearfar compare --resume {folder} goes on with it; "
-            "choose another --out for a new one"
+            f"{folder} already holds a comparison: nearfar compare --resume {folder} resumes it; choose another --out "
+            "for a new one"
         )
     effort = comparison.effort
     values = {
@@ -102,12 +112,12 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 
 def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
-    """What `write_comparison` wrote."""
+    """Read what `write_comparison` wrote."""
     import yaml
 
     path = Path(folder) / FILE
     if not path.is_file():
-        raise ConfigError(f"{os.fspath(folder)} holds no comparison: there is no {FILE} in it")
+        raise ConfigError(f"{os.fspath(folder)} holds no comparison: {FILE} is missing")
     try:
         values: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         effort = Effort(values["trials"], values["seeds"], values["folds"], values["budget"])
@@ -118,6 +128,6 @@ def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
 
 
 def new_folder(shared: TrainConfig) -> Path:
-    """comparisons/DATA-NUMBER, the first number that is free."""
+    """The first of comparisons/DATA-1, comparisons/DATA-2, ... that does not exist."""
     data = re.sub(r"[^\w.-]+", "-", Path(shared.data.path).stem) or "data"
     return numbered_folder("comparisons", data)

@@ -1,8 +1,7 @@
-"""Which hyper-parameters of which loss are searched, and where.
+"""The hyper-parameters that are searched for each loss, and their ranges.
 
-The first setting that is tried of every loss is what `nearfar train` trains it by; of a loss that can compare with
-samples and with classes, the defaults of both, the latter with the settings of its paper. A loss that is not in the
-table is searched over its learning rates only.
+The search starts at the defaults of `nearfar train`. A loss that compares with samples or with classes starts at those
+of both forms, the second with its paper's settings. A loss outside the table is searched over its learning rates only.
 """
 
 import math
@@ -14,9 +13,9 @@ from nearfar.training.config import LossConfig
 from nearfar.training.loss_defaults import Start, defaults_of
 from nearfar.training.options import ConfigError, loss_info
 
-CLASS_FORM, PAIR_FORM = "/class", "/pair"  # of losses that come in both forms
-USUAL = 3  # dimensions of a space: a loss with more of them is given more settings
-# The most promising first, and one of each kind before its relatives: a budget leaves out from the end.
+CLASS_FORM, PAIR_FORM = "/class", "/pair"  # suffixes of losses with both forms
+USUAL = 3  # dimensions; a loss with more of them gets more settings
+# The most promising first, and one of each kind before its relatives: a budget leaves out losses from the end.
 LOSSES = (
     "CircleLoss",
     "ProxyAnchorLoss",
@@ -35,7 +34,7 @@ LOSSES = (
 
 @dataclass(frozen=True)
 class Range:
-    """From low to high, evenly or (`log`) evenly in the logarithm; `start` is tried first."""
+    """From low to high, uniformly or (`log`) uniformly in the logarithm; `start` is tried first."""
 
     low: float
     high: float
@@ -44,7 +43,7 @@ class Range:
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError(f"{self} is no range")
+            raise ValueError(f"{self} is not a range")
 
     @property
     def first(self) -> float:
@@ -69,7 +68,7 @@ class Choice:
 
 Dimension = Range | Choice
 
-# The embedding is normalised, so the loss's arguments are in units of cosines, distances on the sphere, or radians.
+# Embeddings are normalised: arguments are in units of cosines, distances on the sphere, or radians.
 SCALE = Range(8, 128, log=True)
 TEMPERATURE = Range(0.01, 0.5, log=True)
 SPACES: Mapping[str, Mapping[str, Dimension]] = {
@@ -118,11 +117,11 @@ SPACES: Mapping[str, Mapping[str, Dimension]] = {
     "UnifiedLoss": {"m": Range(0, 0.6), "gamma": Range(16, 512, log=True)},
 }
 
-# Where the class-level form starts at other settings than the pair-level one: Sun et al. (2020), re-identification.
+# Where the class-level form starts, if not where the pair-level form does: Sun et al. (2020), re-identification.
 CLASS_STARTS: Mapping[str, Mapping[str, float]] = {"CircleLoss": {"m": 0.25, "gamma": 128.0}}
 
-# Around the rates of training. A head that starts at the principal components of cached features is good already, and
-# overfits if it is fast.
+# Around the rates of training. A head that starts at the principal components of cached features is good from the
+# start, and overfits at high rates.
 RATES: Mapping[Start, Range] = {
     "frozen": Range(3e-6, 3e-3, log=True),
     "tuned": Range(1e-5, 1e-3, log=True),
@@ -145,9 +144,9 @@ def read_contestant(word: str) -> LossConfig:
             "with samples"
         )
     if slash and info.level != "pair or class":
-        raise ConfigError(f"{word}: {name} has only one form, write {name}")
+        raise ConfigError(f"{word}: {name} has only one form: write {name}")
     if info.level == "penalty":
-        raise ConfigError(f"{name} is a penalty of binary codes, to be added to a loss: it is none to compare")
+        raise ConfigError(f"{name} is a penalty on binary codes, to be added to a loss: it cannot be compared")
     if info.level == "towers":
         raise ConfigError(
             f"{name} compares two views of the same samples, without labels: it cannot be compared on labelled images; "
@@ -157,7 +156,7 @@ def read_contestant(word: str) -> LossConfig:
 
 
 def forms(word: str) -> tuple[LossConfig, ...]:
-    """What a contestant may be: two forms, where its name leaves open which, else one.
+    """The forms that are searched for a contestant: both, if its name leaves that open.
 
     >>> [loss.class_level for loss in forms("CircleLoss")]
     [False, True]
@@ -169,12 +168,12 @@ def forms(word: str) -> tuple[LossConfig, ...]:
 
 
 def has_proxies(loss: LossConfig) -> bool:
-    """Whether the loss learns vectors of its own, which need a rate of their own."""
+    """Whether the loss learns class vectors or proxies, which have their own rate."""
     return loss.class_level or loss_info(loss.name).level in ("class", "proxy")
 
 
 def space_of(loss: LossConfig, start: Start) -> dict[str, Dimension]:
-    """Everything that is searched for one form of a loss: its rates, "lr" and "classes", and arguments "loss.NAME"."""
+    """The dimensions of one form of a loss: its rates "lr" and "classes", and its arguments "loss.NAME"."""
     defaults = defaults_of(loss.name, start, loss.class_level)
     starts: dict[str, Any] = {**loss_info(loss.name).arguments, **defaults.arguments}
     if loss.class_level:
@@ -182,24 +181,24 @@ def space_of(loss: LossConfig, start: Start) -> dict[str, Dimension]:
     space: dict[str, Dimension] = {"lr": replace(RATES[start], start=defaults.lr)}
     if has_proxies(loss):
         space["classes"] = replace(CLASS_RATE, start=defaults.classes)
-    for name, own in SPACES.get(loss.name, {}).items():
-        space[f"loss.{name}"] = replace(own, start=float(starts[name]) if isinstance(own, Range) else starts[name])
+    for name, dimension in SPACES.get(loss.name, {}).items():
+        start_value = float(starts[name]) if isinstance(dimension, Range) else starts[name]
+        space[f"loss.{name}"] = replace(dimension, start=start_value)
     return space
 
 
 def dimensions(word: str) -> int:
-    """How many things are searched for a contestant, its form included.
+    """The number of dimensions of a contestant's space, its form included.
 
     >>> dimensions("SupConLoss"), dimensions("CircleLoss"), dimensions("CircleLoss/pair")
     (2, 5, 3)
     """
-    own = forms(word)
-    return max(len(space_of(loss, "frozen")) for loss in own) + (len(own) > 1)
+    both = forms(word)
+    return max(len(space_of(loss, "frozen")) for loss in both) + (len(both) > 1)
 
 
 def share(word: str, trials: int) -> int:
-    """How many settings a contestant gets where one with three dimensions gets `trials`: in proportion to its
-    dimensions. One is its defaults.
+    """The number of settings of a contestant, in proportion to its dimensions; with three of them it is `trials`.
 
     >>> share("CircleLoss/pair", 10), share("SupConLoss", 10), share("CircleLoss", 10), share("CircleLoss", 1)
     (10, 7, 17, 1)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.evaluation.class_means import CONFIDENCE, MOST_CLASSES, MOST_RUNS, ClassMean, class_mean
+from nearfar.evaluation.class_means import CONFIDENCE, MOST_CLASSES, MOST_RUNS, class_mean
 from nearfar.evaluation.student import quantile
 
 Floats = NDArray[np.float64]
@@ -116,13 +116,11 @@ def all_pairs(values: Mapping[str, Floats], labels: NDArray[Any], untrained: Col
         mean = means[a, b]
         low, high = mean.interval(limits=(-1.0, 1.0))
         pair = Pair(a, b, mean.value, low, high, p, corrected)
-        pairs.append(pair if pair.significant else _with_needed(pair, mean, LEVEL / len(names)))
+        if not pair.significant:
+            seeds, classes = mean.needed(LEVEL / len(names))
+            pair = replace(pair, seeds=seeds, classes=classes if p < 1 else None)
+        pairs.append(pair)
     return pairs
-
-
-def _with_needed(pair: Pair, mean: ClassMean, level: float) -> Pair:
-    seeds, classes = mean.needed(level)
-    return replace(pair, seeds=seeds, classes=classes if pair.p < 1 else None)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -136,7 +134,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     corrected = [0.0] * len(p_values)
     largest = 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - place) * p_values[index]))
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[index]))
         corrected[index] = largest
     return corrected

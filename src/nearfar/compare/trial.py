@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from nearfar.compare.ground import Fold, Ground
+from nearfar.compare.workbench import Fold, Workbench
 from nearfar.losses import SumLoss
 from nearfar.training.build import build_loss
 from nearfar.training.checks import check_batches, check_parameters
@@ -34,14 +34,14 @@ After = Callable[[Learner, Step, float], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a setting came to on a fold.
+    """The result of a setting on a fold.
 
-    `looks` are the metric of either half of the validation classes, after every epoch or so; `value` is what each half
-    has at the look that the other one would choose, on the mean of both; of a training that diverged, 0.
+    `evaluations` are the metrics of both halves of the validation classes, after every epoch or so; `value` is their
+    `cross_judged` mean, or 0 for a training that diverged.
     """
 
     value: float
-    looks: tuple[Halves, ...]
+    evaluations: tuple[Halves, ...]
     steps: int
     seconds: float
     step_seconds: float  # median: forward, backward, optimiser
@@ -49,34 +49,34 @@ class Outcome:
     diverged: bool
 
 
-def judged(looks: Sequence[Halves]) -> float:
-    """What each half of the classes has where the other half is best, on the mean: no half judges what it has chosen.
+def cross_judged(evaluations: Sequence[Halves]) -> float:
+    """The mean of each half's metric where the other half is best: no half judges the stopping point that it chose.
 
-    >>> judged([(0.5, 0.1), (0.4, 0.3)])
+    >>> cross_judged([(0.5, 0.1), (0.4, 0.3)])
     0.25
     """
-    first, second = zip(*looks, strict=True)
+    first, second = zip(*evaluations, strict=True)
     return float(first[int(np.argmax(second))] + second[int(np.argmax(first))]) / 2
 
 
 def configured(shared: TrainConfig, loss: LossConfig, setting: Setting) -> TrainConfig:
     """The shared configuration with a loss, its form, its arguments and its rates."""
-    own = {name.removeprefix("loss."): value for name, value in setting.items() if name.startswith("loss.")}
+    arguments = {name.removeprefix("loss."): value for name, value in setting.items() if name.startswith("loss.")}
     rates = {name: setting[name] for name in ("lr", "classes", "proxies") if name in setting}
     level = loss.class_level if "level" not in setting else setting["level"] == "class"
-    loss = replace(loss, arguments={**loss.arguments, **own}, class_level=level)
+    loss = replace(loss, arguments={**loss.arguments, **arguments}, class_level=level)
     return replace(shared, loss=(loss,), optimiser=replace(shared.optimiser, **rates))
 
 
 class _Watch:
-    """Looks at the validation classes as `nearfar train` does, and at the clock (`Observer`)."""
+    """Evaluates on the validation classes as `nearfar train` does, and times the steps (an `Observer`)."""
 
-    def __init__(self, look: Callable[[], Halves], stream: Stream, after: After | None):
-        self._look, self._stream, self._after = look, stream, after
+    def __init__(self, evaluate: Callable[[], Halves], stream: Stream, after: After | None):
+        self._evaluate, self._stream, self._after = evaluate, stream, after
         self._epoch: int | None = None
         self._began = 0.0
         self.step_seconds: list[float] = []
-        self.looks: list[Halves] = []
+        self.evaluations: list[Halves] = []
         self.stopping = False
 
     def before_step(self, learner: Learner) -> None:
@@ -86,7 +86,7 @@ class _Watch:
         self._began = time.perf_counter()
 
     def after_step(self, learner: Learner, step: Step) -> None:
-        float(step.loss)  # waits for devices that compute on their own
+        float(step.loss)  # waits for asynchronous devices
         self.step_seconds.append(time.perf_counter() - self._began)
         if self._after is not None:
             self._after(learner, step, self.step_seconds[-1])
@@ -97,51 +97,51 @@ class _Watch:
         last = learner.done == learner.total_steps
         if last or (state["position"] == 0 and state["epoch"] % learner.config.evaluation.every == 0):
             with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
-                halves = self._look()
+                halves = self._evaluate()
             if math.isnan(sum(halves)):
                 raise learner.not_finite("the embeddings are not numbers", learner.done)
-            self.looks.append(halves)
+            self.evaluations.append(halves)
 
 
 def run_fold(
-    ground: Ground,
+    workbench: Workbench,
     fold: Fold,
     loss: LossConfig,
     setting: Setting,
     *,
-    look: Callable[[], Halves] | None = None,
+    evaluate: Callable[[], Halves] | None = None,
     extra: nn.Module | None = None,
     after: After | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Train a setting on a fold, by the very steps of `nearfar train`, and keep nothing but what it came to.
+    """Train a setting on a fold, with the steps of `nearfar train`, and return its result; the model is not kept.
 
     Args:
-        look: at the model while it is trained and in the end; by default, `Ground.halves`.
-        extra: what is added to the loss, such as a penalty.
-        after: is told of every step once the weights have moved, with the seconds that it took.
-        clock: by which the whole is timed.
+        evaluate: called after every epoch or so and at the end; by default, `Workbench.halves`.
+        extra: a module added to the loss, such as a penalty.
+        after: called after every step, with the seconds that it took.
+        clock: times the whole.
     """
     began = clock()
-    config = configured(ground.config, loss, setting)
-    embedder = ground.begin(fold)
+    config = configured(workbench.config, loss, setting)
+    embedder = workbench.begin(fold)
     torch.manual_seed(config.seed)
-    built = build_loss(config.loss, fold.train.num_classes, embedder.dimension).to(ground.device)
+    built = build_loss(config.loss, fold.train.num_classes, embedder.dimension).to(workbench.device)
     draw_classes(built, config)
     if fold.class_start is not None:
         start_classes(built, *fold.class_start)
     if extra is not None:
         built = SumLoss([built, extra])
-    loader = ground.loader(fold)
+    loader = workbench.loader(fold)
     check_batches(loader.sampler, fold.train.labels, built)
     assert config.epochs is not None
     steps = config.epochs * len(loader)
     steps = steps if config.max_steps is None else min(steps, config.max_steps)
     check_parameters(built, make_optimisation(config, embedder, built, steps)[0])
     stream = Stream(loader, steps)
-    watch = _Watch(look or functools.partial(ground.halves, fold), stream, after)
+    watch = _Watch(evaluate or functools.partial(workbench.halves, fold), stream, after)
     diverged = False
-    memory = _PeakMemory(ground.device)
+    memory = _PeakMemory(workbench.device)
     trainer = make_trainer(config, steps)
     learner = Learner(embedder, built, config, steps, watch)
     try:
@@ -152,14 +152,14 @@ def run_fold(
     except RunError:
         diverged = True
     finally:
-        embedder.to(ground.device)  # Lightning leaves it in main memory
+        embedder.to(workbench.device)  # Lightning moves it to main memory
     if watch.stopping:
         raise StoppedError("stopped")
-    # Lightning's objects refer to each other and are freed late: this spares the memory of dozens of trainings.
+    # Lightning's objects refer to each other and are freed late: without this, dozens of trainings fill the memory.
     learner.optimiser.state.clear()
     return Outcome(
-        value=0.0 if diverged else judged(watch.looks),
-        looks=tuple(watch.looks),
+        value=0.0 if diverged else cross_judged(watch.evaluations),
+        evaluations=tuple(watch.evaluations),
         steps=learner.done,
         seconds=clock() - began,
         step_seconds=statistics.median(watch.step_seconds) if watch.step_seconds else math.nan,
@@ -169,7 +169,7 @@ def run_fold(
 
 
 class _PeakMemory:
-    """The most memory since it was made: of the device, or of this process where the system tells (Linux)."""
+    """The peak memory since its creation: of the device, or on Linux of this process."""
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -204,8 +204,8 @@ class PKSampler(BatchSampler):
         """
         if len(self.rows_of) < classes:
             raise InputError(
-                f"{self.p} classes on each of {self.world_size} ranks need {classes} classes, but there are "
-                f"{len(self.rows_of)}: lower p, and raise k to keep the batch size"
+                f"p={self.p} classes in a batch{_on_ranks(self.world_size)} are more than the {len(self.rows_of)} that "
+                "there are: lower p, and raise k to keep the batch size"
             )
         low, high = 1, int(self._groups.sum()) // classes + 1
         while high - low > 1:
@@ -341,8 +341,8 @@ class HierarchicalSampler(BatchSampler):
         needed = self.s * self.world_size
         if len(self.classes_of) < needed:
             raise InputError(
-                f"{self.s} super-classes on each of {self.world_size} ranks need {needed}, but there are "
-                f"{len(self.classes_of)}: lower s"
+                f"s={self.s} super-classes in a batch{_on_ranks(self.world_size)} are more than the "
+                f"{len(self.classes_of)} that there are: lower s"
             )
         return max(1, self._rows // (self.batch_size * self.world_size))
 
@@ -372,6 +372,10 @@ def rows_by_class(labels: Labels) -> list[Rows]:
         raise InputError("no row has a label")
     order = rows[np.argsort(array[rows], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(array[order])) + 1)
+
+
+def _on_ranks(world_size: int) -> str:
+    return f" on each of {world_size} ranks" if world_size > 1 else ""
 
 
 def _groups(rows: Rows, k: int, rng: np.random.Generator) -> Rows:

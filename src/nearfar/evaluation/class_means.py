@@ -44,6 +44,11 @@ def check_confidence(confidence: float) -> None:
         raise InputError(f"confidence must be between 0 and 1, such as 0.95, not {confidence}")
 
 
+def interval_note(classes: int) -> str:
+    """What is said of intervals wherever they are shown."""
+    return f"95 % intervals: what other classes of this kind would give, judging by these {classes:,}"
+
+
 @dataclass(frozen=True)
 class ClassMean:
     """A mean over queries, and the mean squares of its runs and classes (see above); `of_rest` is 0 of a single run."""

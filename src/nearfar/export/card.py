@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 import nearfar
+from nearfar.evaluation.class_means import interval_note
 from nearfar.export import usage
 from nearfar.export.accuracy import Accuracy
 from nearfar.export.network import input_shape, trunk_name
@@ -147,10 +148,7 @@ def _measured(facts: CardFacts) -> str:
     header = ["", heading, "this model", "95 % interval"]
     stated = ""
     if intervals:
-        stated = (
-            f"\n\nThe intervals are over {facts.metrics.get('classes', 0):,} classes: with other classes of this kind, "
-            "the metrics are expected in them."
-        )
+        stated = f"\n\n{interval_note(facts.metrics.get('classes', 0))}."
     else:
         header, rows = header[:3], [row[:3] for row in rows]
     how = ""

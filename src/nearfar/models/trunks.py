@@ -252,7 +252,7 @@ def _load_file(module: nn.Module, path: str | os.PathLike[str], from_public: Fro
         weights = read_weights(path)
     except MissingFileError as error:
         raise MissingFileError(
-            f"{error}; --weights FILE says where it is, --weights random starts without one"
+            f"{error}; give the file with --weights FILE, or start from random weights with --weights random"
         ) from None
     load_weights(module, from_public(weights), os.fspath(path))
 

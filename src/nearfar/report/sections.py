@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.data import Table
+from nearfar.evaluation.class_means import interval_note
 from nearfar.foundation.durations import duration
 from nearfar.report import figures, style
 from nearfar.report.files import RunFiles
@@ -61,8 +62,7 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
     for chosen, fold in ((main, ""), ([name for name in names if name not in main], "All other metrics")):
         if chosen:
             rows = [[name, *(_with_interval(name, own) for own in found.values())] for name in chosen]
-            rest = f"With 95 % intervals that rest on {table.num_classes:,} classes: what others like them would give."
-            caption = "" if fold else rest
+            caption = "" if fold else f"{interval_note(table.num_classes)}."
             section.table(header, rows, caption=caption, fold=fold)
 
 

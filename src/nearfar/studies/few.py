@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearfar.compare.ground import Fold
 from nearfar.compare.spaces import read_contestant
+from nearfar.compare.workbench import Fold
 from nearfar.data import Table
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured, measured
@@ -91,16 +91,16 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     @functools.lru_cache(maxsize=1)
     def drawn(samples: int, seed: int) -> Fold:
         train, test = all_rows()
-        return heads.ground.fold(train.select(chosen_rows(train.labels, samples, seed)), test)
+        return heads.workbench.fold(train.select(chosen_rows(train.labels, samples, seed)), test)
 
     def measure(setting: Mapping[str, Any]) -> Measured:
         samples, seed = setting["samples"], setting["seed"]
         fold = drawn(samples, seed)
         if setting["loss"] == BEFORE:
-            heads.ground.begin(fold)
-            found = measured(heads.ground.embeddings(fold), fold.val)
+            heads.workbench.begin(fold)
+            found = measured(heads.workbench.embeddings(fold), fold.val)
         else:
-            sampler = smaller_groups(heads.ground.config.sampler, samples, fold.train.num_classes)
+            sampler = smaller_groups(heads.workbench.config.sampler, samples, fold.train.num_classes)
             found = heads.train(read_contestant(setting["loss"]), seed, fold=fold, sampler=sampler)
         return {**found, "images": len(fold.train)}
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from matplotlib.figure import Figure
 
-from nearfar.compare.ground import Ground
 from nearfar.compare.spaces import read_contestant
+from nearfar.compare.workbench import Workbench
 from nearfar.data import Table
 from nearfar.models.hashing import HashingPenalty
 from nearfar.report import style
@@ -75,13 +75,13 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     loss = read_contestant(options.trained_with)
 
     @functools.lru_cache(maxsize=1)
-    def ground(bits: int, head: Head) -> Ground:
+    def workbench(bits: int, head: Head) -> Workbench:
         model = replace(heads.config.model, head=head, dimension=bits, hidden=None, head_start="pca-whiten")
-        return heads.ground_for(model)
+        return heads.workbench_for(model)
 
     def measure(setting: Mapping[str, Any]) -> Measured:
         head: Head = "linear" if setting["head"] == FLOATS else "hash"
-        own = ground(setting["bits"], head)
+        own = workbench(setting["bits"], head)
         fold = own.folds[0]
         penalty = HashingPenalty(options.quantisation, options.balance) if setting["head"] == PENALISED else None
 
@@ -92,7 +92,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
                 return codes
             return {**of_floats(x, fold.val), **{f"signs {name}": value for name, value in codes.items()}}
 
-        return heads.train(loss, setting["seed"], ground=own, extra=penalty, look=look) or dict.fromkeys(METRICS)
+        return heads.train(loss, setting["seed"], workbench=own, extra=penalty, look=look) or dict.fromkeys(METRICS)
 
     settings = [
         {"bits": bits, "head": head, "seed": seed}

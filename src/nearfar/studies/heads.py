@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from nearfar.compare.ground import Fold, Ground
 from nearfar.compare.trial import After, run_fold
+from nearfar.compare.workbench import Fold, Workbench
 from nearfar.data import Table
 from nearfar.data.opening import reopen
 from nearfar.data.survey import survey
@@ -114,27 +114,27 @@ class Heads:
         return self._rows or read_rows(self.config, self._classes, self._say)
 
     @functools.cached_property
-    def ground(self) -> Ground:
+    def workbench(self) -> Workbench:
         """What all trainings on all rows share; its one fold is of all training rows and all test rows."""
-        return self.ground_for(self.config.model)
+        return self.workbench_for(self.config.model)
 
-    def ground_for(self, model: ModelConfig) -> Ground:
+    def workbench_for(self, model: ModelConfig) -> Workbench:
         """The same for another model, such as one of another dimension. The trunk stays frozen."""
-        return Ground(replace(self.config, model=replace(model, freeze=True)), [self.rows])
+        return Workbench(replace(self.config, model=replace(model, freeze=True)), [self.rows])
 
     @property
     def start(self) -> Measured:
         """The metrics before any step."""
-        ground, fold = self.ground, self.ground.folds[0]
-        ground.begin(fold)
-        return measured(ground.embeddings(fold), fold.val, ground.config.evaluation.ks)
+        workbench, fold = self.workbench, self.workbench.folds[0]
+        workbench.begin(fold)
+        return measured(workbench.embeddings(fold), fold.val, workbench.config.evaluation.ks)
 
     def train(
         self,
         loss: LossConfig,
         seed: int,
         *,
-        ground: Ground | None = None,
+        workbench: Workbench | None = None,
         fold: Fold | None = None,
         sampler: SamplerConfig | None = None,
         steps: int | None = None,
@@ -145,21 +145,21 @@ class Heads:
         """Train a head and measure it on the test rows; None for metrics of a training that diverged.
 
         Args:
-            ground: of another model, as `ground_for` gives it.
-            fold: other rows or other labels to train on, as `Ground.fold` and `Ground.relabelled` give them.
+            workbench: of another model, as `workbench_for` gives it.
+            fold: other rows or other labels to train on, as `Workbench.fold` and `Workbench.relabelled` give them.
             sampler: other batches.
             steps: so many, whatever the configuration says.
             extra: what is added to the loss, such as a penalty.
             after: is told of every step, with the seconds that it took.
-            look: what is measured in place of `METRICS`, with `ground.embedder` as it is in the end; nothing of a
+            look: what is measured in place of `METRICS`, with `workbench.embedder` as it is in the end; nothing of a
                 training that diverged.
         """
-        ground = ground or self.ground
-        fold = fold or ground.folds[0]
-        config = replace(ground.config, seed=seed, sampler=sampler or ground.config.sampler)
+        workbench = workbench or self.workbench
+        fold = fold or workbench.folds[0]
+        config = replace(workbench.config, seed=seed, sampler=sampler or workbench.config.sampler)
         if steps is not None:
             config = replace(config, epochs=ENDLESS, max_steps=steps)
-        under = ground.under(config)
+        under = workbench.under(config)
         found: Measured = {}
 
         def last_look() -> tuple[float, float]:
@@ -171,7 +171,9 @@ class Heads:
 
         own = config.optimiser
         assert own.lr is not None and own.proxies is not None
-        run_fold(under, fold, loss, {"lr": own.lr, "proxies": own.proxies}, look=last_look, extra=extra, after=after)
+        run_fold(
+            under, fold, loss, {"lr": own.lr, "proxies": own.proxies}, evaluate=last_look, extra=extra, after=after
+        )
         return found if found or look is not None else dict.fromkeys(METRICS)
 
 

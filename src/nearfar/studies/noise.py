@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearfar.compare.ground import Fold
 from nearfar.compare.spaces import has_proxies, read_contestant
+from nearfar.compare.workbench import Fold
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
 from nearfar.studies.study import Drawing, Findings, HeadOptions, Progress, cells
@@ -72,12 +72,12 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 
     @functools.lru_cache(maxsize=1)
     def noisy(share: float, seed: int) -> Fold:
-        fold = heads.ground.folds[0]
-        return heads.ground.relabelled(fold, mislabelled(fold.train.labels, share, seed))
+        fold = heads.workbench.folds[0]
+        return heads.workbench.relabelled(fold, mislabelled(fold.train.labels, share, seed))
 
     def measure(setting: Mapping[str, Any]) -> Measured:
         fold = noisy(setting["share"], setting["seed"])
-        wrong = int(np.count_nonzero(fold.train.labels != heads.ground.folds[0].train.labels))
+        wrong = int(np.count_nonzero(fold.train.labels != heads.workbench.folds[0].train.labels))
         return {**heads.train(read_contestant(setting["loss"]), setting["seed"], fold=fold), "wrong labels": wrong}
 
     settings = [

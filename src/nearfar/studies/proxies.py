@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearfar.compare.ground import Fold
+from nearfar.compare.workbench import Fold
 from nearfar.foundation.suggestions import suggestion
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
@@ -77,12 +77,12 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 
     @functools.lru_cache(maxsize=1)
     def fold(count: int, seed: int) -> Fold:
-        plain = heads.ground.folds[0]
-        return heads.ground.relabelled(plain, joined_labels(plain.train.labels, count, seed))
+        plain = heads.workbench.folds[0]
+        return heads.workbench.relabelled(plain, joined_labels(plain.train.labels, count, seed))
 
     def measure(setting: Mapping[str, Any]) -> Measured:
         own = fold(setting["joined"], setting["seed"])
-        sampler = fewer_classes(heads.ground.config.sampler, own.train.num_classes)
+        sampler = fewer_classes(heads.workbench.config.sampler, own.train.num_classes)
         loss = LossConfig(setting["loss"], {ARGUMENTS[setting["loss"]]: setting["proxies"]})
         return heads.train(loss, setting["seed"], fold=own, sampler=sampler)
 

@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from matplotlib.figure import Figure
 
-from nearfar.compare.ground import Ground
 from nearfar.compare.spaces import read_contestant
+from nearfar.compare.workbench import Workbench
 from nearfar.foundation.suggestions import suggestion
 from nearfar.report import style
 from nearfar.studies.heads import Heads, Measured
@@ -133,10 +133,10 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)  # settings of a dimension follow each other
-    def ground(dimension: int | None) -> Ground:
+    def workbench(dimension: int | None) -> Workbench:
         if dimension is None:
-            return heads.ground
-        return heads.ground_for(replace(heads.config.model, dimension=dimension))
+            return heads.workbench
+        return heads.workbench_for(replace(heads.config.model, dimension=dimension))
 
     networks = Networks(options.config, options.classes or WHOLE_CLASSES)
 
@@ -144,7 +144,9 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         if setting["part"] == "alpha":
             loss = loss_of("alpha", setting)
             return networks.train(loss, setting["seed"], options.steps).measured
-        return heads.train(loss_of(setting["part"], setting), setting["seed"], ground=ground(setting.get("dimension")))
+        return heads.train(
+            loss_of(setting["part"], setting), setting["seed"], workbench=workbench(setting.get("dimension"))
+        )
 
     before: Mapping[str, Any] = {METRIC: math.nan}
     if options.parts != ("alpha",):

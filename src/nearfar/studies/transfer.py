@@ -153,19 +153,19 @@ class Trainings:
         if self._last is None or self._last[0] != name:
             self._last = name, Heads(self._options.config, rows=self._sets[name])
         heads = self._last[1]
-        ground = heads.ground
+        workbench = heads.workbench
 
         def look() -> Measured:
             found = {}
             for other, (_, test) in self._sets.items():
-                found[other] = measured(embed(ground.embedder, test, ground.config), test)[METRIC]
+                found[other] = measured(embed(workbench.embedder, test, workbench.config), test)[METRIC]
             return found
 
         trained = heads.train(read_contestant(self._options.trained_with), setting["seed"], look=look)
         return trained or dict.fromkeys(self._sets)
 
     def _untrained(self) -> Measured:
-        config = Heads(self._options.config, rows=next(iter(self._sets.values()))).ground.config
+        config = Heads(self._options.config, rows=next(iter(self._sets.values()))).workbench.config
         config = replace(config, model=replace(config.model, head="none", dimension=None, head_start="random"))
         plain = build_embedder(config)
         return {name: measured(embed(plain, test, config), test)[METRIC] for name, (_, test) in self._sets.items()}

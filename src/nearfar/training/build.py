@@ -24,7 +24,7 @@ def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Em
         known = WEIGHTS.get(Path(model.weights).name)
         if known is None:
             raise
-        raise MissingFileError(f"{error}. {known}") from None
+        raise MissingFileError(f"{error}. Download {known}") from None
     if model.head_scale is not None and not embedder.settings.fits_head:
         embedder.scale_head(model.head_scale)
     embedder.preprocess = embedder.transform = prepared(embedder.preprocess, config.data)

@@ -166,7 +166,7 @@ def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, 
     if low > 0:
         return f"Training helped: {figures}."
     if high < 0:
-        return (
-            f"Training made it worse than {CANDIDATES[found.over]}, though held-out classes had chosen it: {figures}."
-        )
-    return f"Whether training helped cannot be told from so few classes: {figures}."
+        preferred = held_out and held_out.get(kept) == max(held_out.values())
+        though = ", though held-out classes preferred it" if preferred else ""
+        return f"Training made it worse than {CANDIDATES[found.over]}{though}: {figures}."
+    return f"Whether training helped cannot be told from these classes: {figures}."

@@ -227,6 +227,7 @@ class EvaluationConfig:
     share: float | None = option(
         None, "of same pairs among those that will be compared, which precision depends on; default: as in the data"
     )
+    report: bool = option(True, "write report.html, which takes seconds; nearfar report RUN writes it later")
 
     def __post_init__(self) -> None:
         _check_least(1, every=self.every)

@@ -1,6 +1,7 @@
-"""What recipes need and nearfar does not bring: data sets and pretrained weights, and where their makers offer them."""
+"""Data sets and pretrained weights that recipes need and nearfar does not contain: addresses and checksums."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 BN_INCEPTION = "bn_inception-52deb4733.pth"
 RESNET_50 = "resnet50-0676ba61.pth"  # torchvision's IMAGENET1K_V1
@@ -8,7 +9,7 @@ RESNET_50 = "resnet50-0676ba61.pth"  # torchvision's IMAGENET1K_V1
 
 @dataclass(frozen=True)
 class Download:
-    """A file, where it is offered, and the checksum that is publicly known of it."""
+    """A file, its address, and its published checksum."""
 
     name: str
     source: str
@@ -19,16 +20,16 @@ class Download:
 
 
 def _named_after_its_digest(name: str, source: str) -> Download:
-    """By PyTorch's custom, the name of a file of weights ends with the first digits of its SHA-256."""
-    return Download(name, source, f"SHA-256 begins with {name.partition('-')[2].partition('.')[0]}, by its name")
+    """PyTorch's convention: the name of a file of weights ends with the first digits of its SHA-256."""
+    return Download(name, source, f"its name says that its SHA-256 begins with {Path(name).stem.partition('-')[2]}")
 
 
 WEIGHTS = {
     BN_INCEPTION: _named_after_its_digest(
         BN_INCEPTION,
-        f"http://data.lip6.fr/cadene/pretrainedmodels/{BN_INCEPTION}, as in the papers' codes",
+        f"http://data.lip6.fr/cadene/pretrainedmodels/{BN_INCEPTION}, which the papers' code uses",
     ),
-    RESNET_50: _named_after_its_digest(RESNET_50, f"https://download.pytorch.org/models/{RESNET_50}, of torchvision"),
+    RESNET_50: _named_after_its_digest(RESNET_50, f"torchvision's https://download.pytorch.org/models/{RESNET_50}"),
 }
 
 DATA = {
@@ -37,14 +38,14 @@ DATA = {
         "https://data.caltech.edu/records/65de6-vp158",
         "MD5 97eceeb196236b17998738112f37df78",
     ),
-    "cars": Download("Cars196", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html, or a copy"),
+    "cars": Download("Cars196", "https://ai.stanford.edu/~jkrause/cars/car_dataset.html, or a mirror"),
     "sop": Download(
         "Stanford_Online_Products.zip",
         "https://cvgl.stanford.edu/projects/lifted_struct/",
         "MD5 7f73d41a2f44250d4779881525aea32e",
     ),
     "in-shop": Download("In-Shop Clothes Retrieval", "http://mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html"),
-    "market": Download("Market-1501-v15.09.15", "its authors, or a copy"),
+    "market": Download("Market-1501-v15.09.15", "from its authors, or a mirror"),
     "msmt17": Download("MSMT17", "https://www.pkuvmc.com/dataset.html, on request"),
     "faces": Download("MS-Celeb-1M, cleaned and aligned", "insightface's model zoo lists such sets (MS1MV2, MS1MV3)"),
 }

@@ -21,7 +21,7 @@ from nearfar.training.held_out import HeldOut, held_out_of
 from nearfar.training.learner import Learner
 from nearfar.training.measure import Floats, embed
 from nearfar.training.prepare import Prepared
-from nearfar.training.progress import Display, print_table
+from nearfar.training.progress import Display, counted, print_table
 from nearfar.training.runs import COSINES, Run
 from nearfar.training.splits import Parts
 from nearfar.training.world import World
@@ -131,7 +131,7 @@ def finish(
             "test_seconds": round(time.monotonic() - began, 3),
         }
     )
-    if table is not None:
+    if table is not None and config.evaluation.report:
         write_report(run, shown, table, config)
     if not display.quiet:
         report(run)
@@ -239,7 +239,8 @@ def report(run: Run) -> None:
     for line in (metrics["verdict"], *to_try(metrics, config), metrics["threshold_note"]):
         if line:
             print(line)
-    print(f"trained {metrics['steps']:,} steps in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
+    steps = counted(metrics["steps"], "step")
+    print(f"trained {steps} in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
     if (run.folder / "report.html").is_file():
         print(f"look at it:            {run.folder / 'report.html'}")
     given = "features" if config.model.backbone == "features" else '"photos"'

@@ -19,7 +19,7 @@ from nearfar.training.kept_split import KeptSplit, with_test_data
 from nearfar.training.learner import check_chunks, make_optimisation
 from nearfar.training.loggers import check_installed
 from nearfar.training.options import ConfigError
-from nearfar.training.progress import Display
+from nearfar.training.progress import Display, counted
 from nearfar.training.reading import readable
 from nearfar.training.runs import Run
 from nearfar.training.splits import Parts, split
@@ -84,20 +84,19 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 
 
 def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
-    """The configuration with a warm-up that ends: not with all `steps`, but with a tenth of them, which is said."""
+    """The configuration with every warm-up that would take all `steps` cut to a tenth of them; the display says so."""
     schedule, model = config.schedule, config.model
     warmup = schedule.warmup_steps or 0
     if warmup >= steps:
         schedule = replace(schedule, warmup_steps=steps // 10)
         display.note(
-            f"the rates are to rise for {warmup:,} steps, and there are only {steps:,}: they "
-            f"rise for {schedule.warmup_steps:,}"
+            f"warm-up of the rates shortened from {warmup:,} steps to {schedule.warmup_steps:,}: the run has {steps:,}"
         )
     if model.warmup_epochs * epoch >= steps and not model.freeze:
         model = replace(model, warmup_epochs=steps // epoch // 10)
         display.note(
-            f"the head is to be trained without the trunk for {config.model.warmup_epochs} epochs of {epoch:,} steps, "
-            f"and there are only {steps:,}: it is for {model.warmup_epochs or 'none'}"
+            f"warm-up of the head (trunk frozen) shortened from {counted(config.model.warmup_epochs, 'epoch')} to "
+            f"{model.warmup_epochs}: the run has {counted(steps, 'step')}, an epoch {epoch:,}"
         )
     return replace(config, schedule=schedule, model=model)
 

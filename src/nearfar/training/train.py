@@ -29,7 +29,7 @@ from nearfar.training.fit import StoppedError, fit, resumable, stopped
 from nearfar.training.launch import check_accelerator, check_devices, launch
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, prepare
-from nearfar.training.progress import Display
+from nearfar.training.progress import Display, counted
 from nearfar.training.runs import Run, RunError, new_folder
 from nearfar.training.splits import split
 from nearfar.training.world import World, joined, restarted, started
@@ -167,7 +167,7 @@ def resolved(config: TrainConfig) -> TrainConfig:
 
 
 def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
-    display.note(f"{run.folder}: {prepared.total_steps:,} steps")
+    display.note(f"{run.folder}: {counted(prepared.total_steps, 'step')}")
     left = world.told(run.metrics.get("budget_left"))
     deadline = None if left is None else time.monotonic() + left
     choice = cross_fit(run, prepared, display, world, deadline) if prepared.parts.folds else None

@@ -5,7 +5,7 @@
     faces.py       MS-Celeb-1M and the like
 
     nearfar recipes                                    lists them
-    nearfar recipes cub/proxy-anchor                   where one is from, what it needs, and all its settings
+    nearfar recipes cub/proxy-anchor                   source, deviations, needs, and all settings
     nearfar train DATA --recipe cub/proxy-anchor       runs one
 
 >>> recipe("cub/proxy-anchor").optimiser.proxies
@@ -24,12 +24,12 @@ PROTOCOLS = ("-pa-protocol", "-fastreid-protocol", "-circle-protocol")  # which 
 
 
 def list_recipes() -> list[Recipe]:
-    """All of them, by protocol."""
+    """All recipes, by data set."""
     return [*retrieval.recipes(), *reid.recipes(), *faces.recipes()]
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name, or of the name that it had before names said whose protocol they are."""
+    """The recipe of that name; the earlier name, without the protocol, will do."""
     known = {info.name: info for info in list_recipes()}
     for protocol in ("", *PROTOCOLS):
         if name + protocol in known:
@@ -38,5 +38,5 @@ def find_recipe(name: str) -> Recipe:
 
 
 def recipe(name: str) -> TrainConfig:
-    """The configuration of a recipe; what `--recipe NAME` begins with."""
+    """The configuration that `--recipe NAME` starts from."""
     return find_recipe(name).config

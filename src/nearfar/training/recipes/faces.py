@@ -1,8 +1,8 @@
-"""Faces: a network from nothing, on MS-Celeb-1M or the like, aligned to 112 x 112, as in the Circle paper.
+"""Faces: a network with random weights, trained on MS-Celeb-1M or similar data aligned to 112 x 112 pixels.
 
-The paper's table has one protocol for all losses but SphereFace's and the centre loss, whose own papers trained smaller
-networks on less data; theirs are here in the same protocol, so that all can be compared. Every identity is trained on;
-`--test LFW` names data to measure the model on.
+The Circle paper's table has one protocol for Circle, ArcFace and CosFace. SphereFace and the centre loss are here in
+the same protocol, so that all can be compared; their own papers trained smaller networks on less data. Every identity
+is trained on; `--test LFW` names data to measure the model on.
 """
 
 from dataclasses import replace
@@ -12,11 +12,11 @@ from nearfar.training.recipes.recipe import PLAIN, UNPUBLISHED, Recipe
 
 CIRCLE_PAPER = "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857: network, data, rates and steps"
 OURS = (
-    "batches of 512, sgd with momentum 0.9, decay 5e-4 of everything, class vectors of standard deviation 0.01, as "
-    "usual in insightface's code (the paper does not say)",
-    "IResNet-34 for the paper's ResNet-34; --backbone iresnet-100 is the larger",
+    "the paper gives no batch size, optimiser and initialisation; here batches of 512, sgd with momentum 0.9, decay "
+    "5e-4 of everything, and class vectors of standard deviation 0.01, as usual in insightface's code",
+    "the network is IResNet-34, the paper's a ResNet-34; --backbone iresnet-100 is its larger one",
 )
-OF_ANOTHER = "network, data and schedule are the Circle paper's, so that its own figures, {}, are no aim here"
+OF_ANOTHER = "network, data and schedule are the Circle paper's, so that the loss's own figures, {}, are no aim here"
 # The code's λ = 1000 / (1 + 0.12 i) counts iterations from 1; the loss counts them from 0.
 FROM_ONE = {"base": 1000 / 1.12, "decay": 0.12 / 1.12, "power": 1.0, "lambda_min": 5.0}
 
@@ -39,8 +39,8 @@ def recipes() -> list[Recipe]:
             "the Circle paper",
             (
                 OF_ANOTHER.format("LFW 99.42 and YTF 95.0 of 64 layers on CASIA-WebFace"),
-                "the gradient is that of the loss; the code's own layer rescales it, and leaves the margin out of that "
-                "of the class vectors, which it sets back to length 1 in every step",
+                "the gradient is that of the loss; the code's layer rescales it, leaves the margin out of the class "
+                "vectors' gradient, and sets these back to length 1 in every step",
                 *OURS,
             ),
             face_config(sphereface, free=True),
@@ -53,8 +53,7 @@ def recipes() -> list[Recipe]:
             "else: the Circle paper",
             (
                 OF_ANOTHER.format("LFW 99.28 and YTF 94.9 of 7 convolutions on 0.7 million images"),
-                "centres move by the paper's rule; the code's are moved by its sgd, with momentum, decay and a rate "
-                "that falls",
+                "centres move by the paper's rule; the code moves them by sgd with momentum, decay and a falling rate",
                 *OURS,
             ),
             face_config(
@@ -68,7 +67,7 @@ def recipes() -> list[Recipe]:
 
 
 def face_config(*losses: LossConfig, free: bool = False) -> TrainConfig:
-    """The protocol with any loss, or a sum of them; `free` leaves features the length that the network gives them."""
+    """The protocol with any loss, or a sum of losses; with `free`, features are not normalised."""
     return replace(
         PLAIN,
         data=replace(PLAIN.data, split="all", size=112, framing="stretch", validation=0.0),

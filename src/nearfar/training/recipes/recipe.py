@@ -1,4 +1,4 @@
-"""What a recipe is, and what all of them say in the same words."""
+"""`Recipe`, and the settings that all recipes share."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from nearfar.training.downloads import DATA, WEIGHTS, Download
 
 UNPUBLISHED = "no figure is published for this protocol"
 
-# Every setting that a recipe does not mention has a value here, so that what nearfar does by default changes none.
+# A value for every setting that a recipe does not mention, so that nearfar's defaults change no recipe.
 PLAIN = TrainConfig(
     data=DataConfig(
         split="auto",
@@ -68,15 +68,15 @@ PLAIN = TrainConfig(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A protocol of a paper with a loss.
+    """A paper's protocol with a loss.
 
     Attributes:
         name: `data/loss` has the settings of the loss's authors; `data/loss-OTHER-protocol` those of others.
-        aim: the published figure, if one is published for this protocol.
-        source: where the settings are from.
-        ours: which of them the source does not give, or has otherwise.
-        config: all of them.
-        formerly: what the recipe was called, or what its name stood for.
+        aim: the figure that is published for this protocol, if there is one.
+        source: the paper and code that the settings come from.
+        ours: deviations: settings that the source has differently or does not give.
+        config: all settings.
+        formerly: the recipe's earlier name, or what its name stood for.
     """
 
     name: str

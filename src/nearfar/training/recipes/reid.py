@@ -1,7 +1,8 @@
-"""Persons seen again by other cameras: Market-1501 and MSMT17, with the losses and networks of the Circle paper.
+"""Person re-identification: Market-1501 and MSMT17, with the losses and networks of the Circle paper.
 
-ResNet-50; and "parts", after MGN: the whole, two halves and three thirds of the map, each with a head of its own, all
-concatenated under one loss. MGN has a copy of the trunk's last stage for each granularity; here one trunk serves all.
+The network is ResNet-50; with "parts", after MGN, the whole map, its two halves and its three thirds have a head each,
+whose outputs are concatenated under one loss. MGN copies the trunk's last stage for each granularity; here all share
+it.
 """
 
 from dataclasses import replace
@@ -11,16 +12,17 @@ from nearfar.training.downloads import RESNET_50
 from nearfar.training.recipes.recipe import PLAIN, UNPUBLISHED, Recipe
 
 SOURCE = (
-    "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857: loss, class-level, and network; everything else: the "
+    "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857: loss (class-level) and network; everything else: the "
     "configuration Base-bagtricks of fast-reid"
 )
 OURS = (
-    "no normalisation between embedding and classes (BNNeck), but a linear head of {}",
-    "one loss, there cross-entropy with smoothed labels and triplets",
-    "rates rise from zero in 2,000 steps, there from a tenth",
-    "biases and normalisations are not decayed, in which its versions differ",
-    "classes are drawn in proportion to their images, there all alike; arithmetic of 32 bits, there mixed",
-    "its paper does not give its protocol, so that its rank 1 of {} and mAP of {} are no aim here",
+    "a linear head of {} takes the place of the batch normalisation between embedding and classes (BNNeck)",
+    "there is one loss; fast-reid has two, cross-entropy with smoothed labels and triplets",
+    "rates rise from zero in 2,000 steps; fast-reid's rise from a tenth",
+    "biases and normalisations are not decayed; fast-reid's versions differ in that",
+    "classes are drawn in proportion to their images; fast-reid draws all classes equally often",
+    "arithmetic is 32-bit; fast-reid's is mixed",
+    "the paper does not give its protocol, so that its rank 1 of {} and mAP of {} are no aim here",
 )
 FIGURES = {  # rank 1 and mAP
     ("market", "circle"): (94.2, 84.9),
@@ -47,9 +49,9 @@ def _recipe(data: str, kind: str) -> Recipe:
     neck, *same, figures = OURS
     ours = [neck.format("6 x 256 dimensions" if parts else "512 dimensions"), *same, figures.format(rank_1, mean_ap)]
     if parts:
-        ours.append("images of 384 x 128 pixels, maxima of the stripes, one trunk for all of them")
+        ours.append("images have 384 x 128 pixels and stripes are max-pooled, as in MGN, but all share one trunk")
     if not circle:
-        ours.append("margin 0.35 and scale 30 of AM-Softmax, as in its own code")
+        ours.append("margin 0.35 and scale 30 are those of AM-Softmax's own code")
     return Recipe(
         f"{data}/{kind}-fastreid-protocol",
         UNPUBLISHED,

@@ -1,6 +1,6 @@
 """Retrieval of unseen classes: CUB-200-2011, Cars196, Stanford Online Products and In-Shop.
 
-Half of the classes (In-Shop: its own half) are trained on, all of them, and the last epoch is measured on the others.
+A recipe trains on the first half of the classes (In-Shop: its training half) and measures the last epoch on the others.
 The papers mostly report the epoch that was best on the test classes, which flatters them.
 """
 
@@ -10,16 +10,16 @@ from nearfar.training.config import LossConfig, SamplerConfig, TrainConfig
 from nearfar.training.downloads import BN_INCEPTION, RESNET_50
 from nearfar.training.recipes.recipe import PLAIN, UNPUBLISHED, Recipe
 
-LAST_EPOCH = "the last epoch is measured, there the best on the test classes"
-DRAWN = "classes are drawn in proportion to their images, there all alike"
+LAST_EPOCH = "the last epoch is measured; the authors report the best epoch on the test classes"
+DRAWN = "classes are drawn in proportion to their images; the code draws all classes equally often"
 PA_PROTOCOL = "everything but loss and batches: Proxy-Anchor's code (see {}/proxy-anchor)"
-PA_RATE = "rate 1e-4, the code's default; its 6e-4 for this data set is for its own loss"
-NOT_GIVEN = "its paper gives neither optimiser nor rates, epochs and crops, so that its R@1 of {} is no aim here"
+PA_RATE = "the rate is 1e-4, the default of Proxy-Anchor's code, whose 6e-4 for this data set is for its own loss"
+NOT_GIVEN = "the paper gives neither optimiser nor rates, epochs and crops, so that its R@1 of {} is no aim here"
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set as the papers use it: at which k recall is reported, and whether its classes are many and small."""
+    """A data set as the papers use it: the k of recall@k, and whether it has many small classes (`large`)."""
 
     name: str
     ks: tuple[int, ...]
@@ -34,7 +34,7 @@ BENCHMARKS = (CUB, CARS, SOP, IN_SHOP)
 
 
 def recipes() -> list[Recipe]:
-    """Every benchmark with every loss, and Multi-Similarity's own protocol on the one that its authors' code is for."""
+    """Every benchmark with every loss, and Multi-Similarity's own protocol on CUB, for which its code is written."""
     made = (proxy_anchor, proxy_nca, soft_triple, circle, multi_similarity, triplet)
     every = [[make(benchmark) for make in made] for benchmark in BENCHMARKS]
     every[0].insert(4, multi_similarity_of_its_authors())
@@ -104,10 +104,10 @@ def proxy_nca(benchmark: Benchmark) -> Recipe:
     warmup, epochs, base = 5, 80 if benchmark.large else 40, _base(benchmark)
     falls = () if benchmark is IN_SHOP else (0.5, 0.75)  # after warm-up
     ours = (
-        "the rates do not fall, as in the code's command, which has no validation run"
+        "the rates stay constant, as in the code's command, which has no validation run"
         if benchmark is IN_SHOP
-        else "the rates fall to a tenth at a half and at three quarters of the epochs; there, where the validation "
-        "classes stagnated in a run before"
+        else "the rates fall to a tenth at a half and at three quarters of the epochs; the code lowers them where the "
+        "validation classes stagnated in a previous run"
     )
     return Recipe(
         f"{benchmark.name}/proxy-nca++",
@@ -117,8 +117,9 @@ def proxy_nca(benchmark: Benchmark) -> Recipe:
         (
             ours,
             DRAWN,
-            "a class with too few images for its place repeats one, there the batch is smaller",
-            "gradients of the proxies are clipped too, which never reach 10; arithmetic of 32 bits, there mixed",
+            "a class with too few images repeats one; the code's batch is smaller then",
+            "gradients of the proxies are clipped, too (they never reach 10)",
+            "arithmetic is 32-bit; the code's is mixed",
         ),
         replace(
             base,
@@ -156,11 +157,11 @@ def proxy_nca(benchmark: Benchmark) -> Recipe:
 def soft_triple(benchmark: Benchmark) -> Recipe:
     """Qian et al., ICCV 2019: the settings of its code."""
     aims = {"cub": "R@1 65.4 (the paper)", "cars": "R@1 84.5 (the paper)"}
-    ours = ["a last batch that is not full is left out, there it is trained on"]
+    ours = ["an incomplete last batch is left out; the code trains on it"]
     if benchmark.large:
         ours += [
-            "two centres a class, which has five images, and batch normalisation by the batch: its code is for Cars, "
-            "so that no figure is an aim here"
+            "a class has two centres, since it has five images, and batch normalisation uses the batch; the code is "
+            "for Cars, so that no figure is an aim here"
         ]
     base = _base(benchmark)
     return Recipe(
@@ -204,12 +205,12 @@ def multi_similarity_of_its_authors() -> Recipe:
         "cub/multi-similarity",
         "R@1 65.7 (the paper; the code's README: higher than 66)",
         "Wang et al., Multi-Similarity Loss, CVPR 2019, arXiv:1904.06627: the CUB configuration of its code, whose "
-        "optimiser takes no notice of the tenth of the rate that is written there for the trunk",
+        "optimiser ignores the factor 0.1 that the configuration has for the trunk's rate",
         (
             LAST_EPOCH,
             DRAWN,
-            "the last images of a class are filled up to five, there they wait for the next epoch",
-            "crops are taken from the image itself, there from one whose shorter side is 256 pixels",
+            "the last images of a class are filled up to five; in the code they wait for the next epoch",
+            "crops are taken from the original image; the code first scales its shorter side to 256 pixels",
         ),
         replace(
             base,
@@ -222,7 +223,7 @@ def multi_similarity_of_its_authors() -> Recipe:
             epochs=1000,  # more than the steps need
             max_steps=3000,
         ),
-        formerly="a name for what is cub/multi-similarity-pa-protocol now",
+        formerly="the name of what is cub/multi-similarity-pa-protocol now",
     )
 
 
@@ -233,22 +234,22 @@ def multi_similarity(benchmark: Benchmark) -> Recipe:
         "multi-similarity",
         "Wang et al., Multi-Similarity Loss, CVPR 2019, arXiv:1904.06627, and the constants of its code",
         MULTI_SIMILARITY,
-        "batches of 16 x 5, as its code has them; its code is for CUB alone: see cub/multi-similarity",
+        "batches have 16 classes of 5 images, as in the loss's code, which is only for CUB: see cub/multi-similarity",
     )
 
 
 def circle(benchmark: Benchmark) -> Recipe:
     """Sun et al., CVPR 2020, pair-level, in Proxy-Anchor's protocol."""
     figures = {"cub": "66.7", "cars": "83.4", "sop": "78.3"}
-    given = "batches of 16 x 5, as its paper has them"
+    batches = "batches have 16 classes of 5 images, as in the paper"
     if benchmark.name in figures:
-        given += f"; {NOT_GIVEN.format(figures[benchmark.name])}"
+        batches += f"; {NOT_GIVEN.format(figures[benchmark.name])}"
     return _in_pa_protocol(
         benchmark,
         "circle",
         "Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857: loss, batches and dimension",
         LossConfig("CircleLoss", {"m": 0.4, "gamma": 80.0}),
-        given,
+        batches,
     )
 
 
@@ -259,7 +260,7 @@ def triplet(benchmark: Benchmark) -> Recipe:
         "triplet",
         "Schroff et al., FaceNet, CVPR 2015, arXiv:1503.03832: semi-hard triplets, margin 0.2 of squared distances",
         LossConfig("TripletMarginLoss", {"margin": 0.2, "mining": "semihard", "distance": "squared_l2"}),
-        "batches of 16 x 5",
+        "batches have 16 classes of 5 images",
     )
 
 
