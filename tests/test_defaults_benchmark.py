@@ -1,4 +1,4 @@
-"""The benchmark of every loss by its defaults: what it trains, that it goes on where it was stopped, what it writes."""
+"""The benchmark of every loss by its defaults: what it trains, that it resumes where it was stopped, what it writes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from benchmarks import defaults
 from nearfar.losses import list_losses
 from nearfar.training.build import build_loss
 from nearfar.training.collapse import CollapseError
+from nearfar.training.loss_defaults import defaults_of
 from nearfar.training.options import read_losses
 
 INTERVALS = {"recall@1": (0.7, 0.9), "map@r": (0.3, 0.5)}
@@ -28,8 +29,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"data": data, **options})
         if options["loss"] == "ArcFaceLoss":
             raise CollapseError("collapsed")
-        found = {"trained": candidate(0.8), "start" if data == "glyphs" else "features": candidate(0.1)}
-        return SimpleNamespace(metrics={"candidates": found, "train_seconds": 90.0})
+        candidates = {"trained": candidate(0.8), "start" if data == "glyphs" else "features": candidate(0.1)}
+        return SimpleNamespace(metrics={"candidates": candidates, "train_seconds": 90.0})
 
     monkeypatch.setattr(defaults, "train", train)
     return calls
@@ -49,7 +50,7 @@ def test_every_registered_loss_is_trained() -> None:
         assert list(build_loss(losses, 3, 4).modules())
 
 
-def test_it_goes_on_where_it_was_stopped(trained: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_it_resumes_where_it_was_stopped(trained: list[dict[str, Any]], tmp_path: Path) -> None:
     out, losses = tmp_path / "rows.csv", ["NormFaceLoss", "ArcFaceLoss", "CircleLoss, class-level"]
     assert defaults.measure(["glyphs", "somewhere/CUB"], losses[:2], [0], out) == 0
     assert [(call["data"], call["loss"]) for call in trained] == [
@@ -71,4 +72,6 @@ def test_the_table(trained: list[dict[str, Any]], tmp_path: Path) -> None:
     shown = defaults.table(defaults.read(out))
     assert "| `NormFaceLoss` | 80.0 [70.0, 90.0] | 40.0 [30.0, 50.0] | 1.5 | 0, 1 |  |" in shown
     assert "| *before training* | 10.0" in shown and "| *the features* | 10.0" in shown
+    reason = defaults_of("ArcFaceLoss", "scratch").why
+    assert f"| `ArcFaceLoss` | - | - | - | 0, 1 | 2 of 2 collapsed; {reason} |" in shown
     assert "| `ArcFaceLoss` | - | - | - | 0, 1 | 2 of 2 collapsed |" in shown

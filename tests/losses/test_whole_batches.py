@@ -1,5 +1,7 @@
 """Losses that are not sums over rows, and centres that move."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -26,6 +28,23 @@ def test_lifted_takes_no_references() -> None:
     x, labels = unit(4, 3), torch.tensor([0, 0, 1, 1])
     with pytest.raises(ValueError, match="no ref_emb"):
         losses.LiftedStructureLoss()(x, labels, ref_emb=x, ref_labels=labels)
+
+
+def test_lifted_structure_of_vectors_as_they_are() -> None:
+    x, labels = 3 * torch.randn(7, 4, dtype=torch.float64), [0, 1, 0, 2, 1, 0, 2]
+    x.requires_grad_()
+    terms = []
+    for i, j in itertools.combinations(range(7), 2):
+        if labels[i] == labels[j]:
+            others = [(a, k) for a in (i, j) for k in range(7) if labels[k] != labels[i]]
+            pushes = sum(torch.exp(0.7 - (x[a] - x[k]).norm()) for a, k in others)
+            terms.append(torch.relu(pushes.log() + (x[i] - x[j]).norm() - 0.2) ** 2 / 2)
+    expected = sum(terms) / len(terms)
+    loss = losses.LiftedStructureLoss(0.7, 0.2, normalize=False)
+    assert loss.free_norm and not losses.LiftedStructureLoss().free_norm
+    value = loss(x, torch.tensor(labels))
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(expected, x))
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "AngularLoss", "DynamicSoftMarginLoss"])

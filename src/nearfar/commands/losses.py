@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 
 from nearfar.commands.grammar import Parser
-from nearfar.training.loss_defaults import shown
+from nearfar.training.loss_defaults import described
 from nearfar.training.options import loss_info
 
 
@@ -50,6 +50,6 @@ def _show(name: str) -> None:
     print(
         f"\ndefined on features of {norm}. Trained, unless the options say otherwise, with rates (AdamW's) and warm-up:"
     )
-    print("\n".join(shown(info.name)))
+    print("\n".join(described(info.name)))
     if info.level == "pair or class":
-        print("\n".join(["compared with class weights:", *shown(info.name, class_level=True)]))
+        print("\n".join(["compared with class weights:", *described(info.name, class_level=True)]))

@@ -116,7 +116,7 @@ class Loss(Summand):
     needs_class_ids: bool = False  # every sample has one class: no multi-hot labels, no masks
     takes_references: bool = True  # samples may be compared with `ref_emb`, if not with classes
     whole_batch: bool = False  # it is one number for the batch: no rows, no sample weights
-    free_norm: ClassVar[bool] = False  # whether it is defined on features of any norm, and not of norm 1 alone
+    free_norm: bool = False  # whether it is defined on features of any norm, and not of norm 1 alone
     learned: ClassVar[Mapping[str, Learned]] = {  # of which kind its parameters are, if it has them
         "weight": "classes",
         "bias": "classes",

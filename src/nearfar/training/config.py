@@ -88,7 +88,9 @@ class SamplerConfig:
     p: int | None = option(None, "classes in a batch; default: as many as fill batch_size")
     k: int = option(4, "images of each class in a batch")
     s: int = option(2, "super-classes in a batch (hierarchical)")
-    batch_size: int | None = option(None, "images in a batch, of each device; default: 128, with freeze 512")
+    batch_size: int | None = option(
+        None, "images in a batch, of each device; default: 128, with freeze 512, of some losses fewer"
+    )
 
     def __post_init__(self) -> None:
         _check_least(1, k=self.k, s=self.s)
@@ -196,6 +198,11 @@ class ScheduleConfig:
     kind: Literal["constant", "cosine", "step"] = option("cosine", "cosine falls to zero; step: gamma at milestones")
     warmup_steps: int | None = option(
         None, "steps in which the rates rise from zero; default: as nearfar losses NAME shows, mostly 0"
+    )
+    margin_warmup_steps: int | None = option(
+        None,
+        "steps in which the angular margin of ArcFaceLoss and its relatives rises from zero; default: as nearfar "
+        "losses NAME shows, mostly 0",
     )
     milestones: tuple[float, ...] = option((0.5, 0.7, 0.9), "of step: where, as fractions of all steps")
     gamma: float = option(0.1, "of step: factor at each milestone")

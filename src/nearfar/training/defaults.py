@@ -10,7 +10,7 @@ from nearfar.data.opening import EMBEDDED
 from nearfar.models import Embedder, list_trunks
 from nearfar.models.trunks import check_trunk
 from nearfar.training.config import LossConfig, ModelConfig, OptimiserConfig, SamplerConfig, ScheduleConfig, TrainConfig
-from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_all, with_arguments
+from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_sum, with_arguments
 from nearfar.training.options import ConfigError, loss_info
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"
@@ -36,7 +36,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
     begun = start_of(replace(model, backbone=backbone))
     losses = tuple(with_arguments(loss, begun) for loss in losses)
-    own = defaults_of_all(losses, begun)
+    chosen = defaults_of_sum(losses, begun)
     start = model.head_start or ("pca" if pretrained and model.head in ("linear", "mlp") else "random")
     keep = config.evaluation.keep or ("trained" if model.dimension is not None or model.head == "hash" else "best")
     model = replace(
@@ -46,7 +46,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         dimension=model.dimension or _dimension(model.head, small),
         options={"width": GLYPH_WIDTH} if small and model.backbone is None and not model.options else model.options,
         head_start="random" if model.head == "none" else start,
-        head_scale=own.head_scale if model.head_scale is None else model.head_scale,
+        head_scale=chosen.head_scale if model.head_scale is None else model.head_scale,
         freeze_batch_norm=pretrained if model.freeze_batch_norm is None else model.freeze_batch_norm,
     )
     data = replace(
@@ -58,7 +58,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         workers=_workers(small or model.freeze, config.devices) if config.data.workers is None else config.data.workers,
     )
     epochs = config.epochs or (40 if model.freeze else GLYPH_EPOCHS if small else 20)
-    sampler = _sampler(config, losses, train)
+    sampler = _sampler(config, losses, train, chosen.batch_size)
     return replace(
         config,
         data=data,
@@ -66,8 +66,8 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         model=model,
         loss=losses,
         class_start=config.class_start or ("means" if model.head_start in FITTED else "random"),
-        optimiser=_optimiser(config.optimiser, own),
-        schedule=_schedule(config, own, epochs, len(train), sampler),
+        optimiser=_optimiser(config.optimiser, chosen),
+        schedule=_schedule(config, chosen, epochs, len(train), sampler),
         evaluation=replace(config.evaluation, keep=keep),
         epochs=epochs,
     )
@@ -120,33 +120,40 @@ def compares_samples(loss: LossConfig) -> bool:
     return bool(level == "pair" or (level == "pair or class" and not loss.class_level))
 
 
-def _optimiser(given: OptimiserConfig, own: LossDefaults) -> OptimiserConfig:
+def _optimiser(given: OptimiserConfig, defaults: LossDefaults) -> OptimiserConfig:
     """With the network's rate, and one for each kind of what the loss learns, unless a factor says them all."""
-    lr = given.lr or own.lr
+    lr = given.lr or defaults.lr
     if given.proxies is not None:
         return replace(given, lr=lr)
-    rates = {name: lr if given.name == "sgd" else getattr(own, name) for name in ("classes", "scale", "boundary")}
+    rates = {name: lr if given.name == "sgd" else getattr(defaults, name) for name in ("classes", "scale", "boundary")}
     chosen: dict[str, Any] = {
         name: rate if getattr(given, name) is None else getattr(given, name) for name, rate in rates.items()
     }
     return replace(given, lr=lr, **chosen)
 
 
-def _schedule(config: TrainConfig, own: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig) -> ScheduleConfig:
-    """With the warm-up that the loss needs, of a tenth of all steps at most."""
-    if config.schedule.warmup_steps is not None:
-        return config.schedule
+def _schedule(
+    config: TrainConfig, defaults: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig
+) -> ScheduleConfig:
+    """With the warm-ups that the loss needs: of the rates in at most a tenth of all steps, of a margin in a third."""
+    given = config.schedule
     epoch = max(1, rows // ((sampler.batch_size or 1) * config.devices * config.nodes))
     steps = min(epochs * epoch, config.max_steps or epochs * epoch)
-    return replace(config.schedule, warmup_steps=min(round(own.warmup * epoch), steps // 10))
+    warmup = min(round(defaults.warmup * epoch), steps // 10)
+    margin = min(round(defaults.margin_warmup * epoch), steps // 3)
+    return replace(
+        given,
+        warmup_steps=warmup if given.warmup_steps is None else given.warmup_steps,
+        margin_warmup_steps=margin if given.margin_warmup_steps is None else given.margin_warmup_steps,
+    )
 
 
-def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table) -> SamplerConfig:
+def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table, batch_size: int) -> SamplerConfig:
     sampler = config.sampler
     kind = sampler.kind
     if kind == "auto":
         kind = "pk" if any(map(compares_samples, losses)) else "plain"
-    size = sampler.batch_size or (512 if config.model.freeze else 128)
+    size = sampler.batch_size or batch_size
     p = sampler.p
     if kind in ("pk", "hierarchical"):
         per_class = sampler.k * (sampler.s if kind == "hierarchical" else 1)

@@ -18,6 +18,7 @@ from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.gradcache import GradCache
 from nearfar.training.lazy import LazyRows
+from nearfar.training.margins import RisingMargins
 from nearfar.training.norms import set_norms
 from nearfar.training.optimisers import Ema, Rates, clip, make_optimiser, make_schedule, parameter_groups
 from nearfar.training.options import ConfigError
@@ -84,6 +85,7 @@ class Learner(LightningModule):
         self.embedder, self.loss, self.config, self.total_steps = embedder, loss, config, total_steps
         self.observer, self.world = observer, world or World()
         set_norms(embedder, loss, config.model)
+        self._margins = RisingMargins(loss, config.schedule.margin_warmup_steps or 0)
         # Parts of class weights are each process's own, and what else a loss keeps, all of them change alike.
         own = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
         own += [name for name, _ in loss.named_buffers()]
@@ -139,6 +141,7 @@ class Learner(LightningModule):
         _seed_step(self.config.seed, self.done, self.global_rank, self.device)
         if self.embedder.binary:
             self.embedder.set_progress(self.done / self.total_steps)
+        self._margins.set(self.done)
         if self._whole_step is not None:
             self.optimiser.zero_grad()
             loss = self._whole_step.step(batch.images, batch.labels)

@@ -1,8 +1,8 @@
-"""How each loss is trained where the configuration does not say: one table, which `nearfar losses NAME` shows.
+"""The training defaults of every loss, for each kind of start: one table, which `nearfar losses NAME` shows.
 
-Chosen on validation classes of the glyphs, for networks that start at random, and of frozen features of CUB; never on
-test classes. docs/LOG.md has what was tried. Rates of what a loss learns are absolute: under AdamW, whose steps do not
-grow with the gradient, a rate is how far each number moves in a step, whatever the network's is.
+They were chosen on validation classes of the glyphs, for networks that start at random, and of frozen features of CUB,
+never on test classes; docs/LOG.md has what was tried. Rates of what a loss learns are absolute: under AdamW, whose
+steps do not grow with the gradient, a rate is how far each number moves in a step, whatever the network's rate is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,80 +19,107 @@ STARTS: dict[Start, str] = {
     "tuned": "a pretrained network",
     "frozen": "a head on frozen features",
 }
+CLASS_LEVEL = ", class-level"  # follows the name of a loss of two levels, where its class-level form is meant
+SMALLEST = ("lr", "classes", "scale", "boundary", "batch_size")  # what a sum takes from its most careful part
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class LossDefaults:
-    """Rates are AdamW's; under sgd, what a loss learns has the network's."""
+    """The defaults of one loss and one kind of start. Rates are AdamW's; under sgd, what a loss learns has the
+    network's rate.
+    """
 
     lr: float  # of the network
     classes: float  # of class vectors, proxies and their biases
     scale: float  # of temperatures and scales
     boundary: float
-    warmup: float = 0.0  # in epochs
-    head_scale: float = 1.0  # of a head that starts at random: how long embeddings are at first
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # other than the loss's own defaults
+    warmup: float = 0.0  # epochs in which the rates rise
+    margin_warmup: float = 0.0  # epochs in which an angular margin rises
+    head_scale: float = 1.0  # of a head that starts at random: the length of embeddings at first
+    batch_size: int = 128
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # where they differ from the constructor's
     why: str = ""
 
 
-# At random, class vectors and network look for each other: both move fast, but not in the first steps, in which Adam
-# does not know yet how large gradients are.
-OF_ALL: dict[Start, LossDefaults] = {
+# From random weights, class vectors and network look for each other: both move fast, but not in the first steps, in
+# which Adam does not know yet how large gradients are.
+COMMON: dict[Start, LossDefaults] = {
     "scratch": LossDefaults(lr=3e-3, classes=3e-2, scale=1e-3, boundary=1e-3),
     "tuned": LossDefaults(lr=1e-4, classes=1e-2, scale=1e-3, boundary=1e-3),
-    "frozen": LossDefaults(lr=3e-4, classes=3e-2, scale=1e-3, boundary=1e-3),
+    "frozen": LossDefaults(lr=3e-4, classes=3e-2, scale=1e-3, boundary=1e-3, batch_size=512),
 }
-WARMUP = 1.0  # of losses with class vectors, where a network starts at random
+CLASS_WARMUP = 1.0  # epochs, for losses with class vectors from scratch
 
-# What a loss has of its own: from whatever it starts (""), or from one start.
-OF_LOSS: dict[str, dict[Start | Literal[""], Mapping[str, Any]]] = {
-    "CenterLoss": {"": {"arguments": {"loss_weight": 0.003}, "why": "the paper's weight beside a softmax"}},
+ANGULAR_MARGIN: Mapping[str, Any] = {
+    "margin_warmup": 4.0,
+    "why": "at 90°, where classes start, an angular margin turns all samples away from all classes",
+}
+ANY_NORM: Mapping[str, Any] = {
+    "arguments": {"normalize": False},
+    "why": "as its authors train it; between unit vectors, exp(-d) hardly tells near from far",
+}
+# What differs by loss: from any start, or from one.
+EXCEPTIONS: dict[str, dict[Start | Literal["any"], Mapping[str, Any]]] = {
+    "ArcFaceLoss": {"scratch": ANGULAR_MARGIN},
+    "CenterLoss": {"any": {"arguments": {"loss_weight": 0.003}, "why": "the paper's weight beside a softmax"}},
+    "CombinedMarginLoss": {"scratch": ANGULAR_MARGIN},
+    "ContrastiveLoss": {
+        "any": {"arguments": {"power": 1}, "why": "squares of small distances hardly push the nearest negatives away"}
+    },
+    "LiftedStructureLoss": {"any": ANY_NORM, "scratch": {"batch_size": 64}},
     "NPairsLoss": {
         "scratch": {
-            "head_scale": 0.3,
+            "warmup": 1.0,
+            "head_scale": 0.5,
+            "batch_size": 64,
             "why": "dot products of long vectors hide how they differ",
         }
     },
+    "ProxyNCALoss": {
+        "any": {"arguments": {"softmax_scale": 9.0}, "why": "as Proxy-NCA++; a softmax of -d² <= 4 is nearly even"}
+    },
     "SoftTripleLoss": {"scratch": {"classes": 1e-2}},
+    "SubCenterArcFaceLoss": {"scratch": ANGULAR_MARGIN},
     "TripletMarginLoss": {
-        "": {"arguments": {"mining": "all"}, "why": "the hardest triplets collapse a network from scratch"}
+        "any": {"arguments": {"mining": "all"}, "why": "the hardest triplets collapse a network from scratch"}
     },
 }
 
 
 def defaults_of(name: str, start: Start, class_level: bool = False) -> LossDefaults:
-    """Of one loss."""
-    own = OF_LOSS.get(f"{name}, class-level" if class_level else name, {})
-    vectors = class_level or loss_info(name).level in ("class", "proxy")
-    base = replace(OF_ALL[start], warmup=WARMUP if vectors and start == "scratch" else 0.0)
-    return replace(base, **{**own.get("", NOTHING), **own.get(start, NOTHING)})
+    """The defaults of one loss."""
+    exceptions = EXCEPTIONS.get(f"{name}{CLASS_LEVEL}" if class_level else name, {})
+    has_vectors = class_level or loss_info(name).level in ("class", "proxy")
+    common = replace(COMMON[start], warmup=CLASS_WARMUP if has_vectors and start == "scratch" else 0.0)
+    return replace(common, **{**exceptions.get("any", NOTHING), **exceptions.get(start, NOTHING)})
 
 
-def defaults_of_all(losses: Sequence[LossConfig], start: Start) -> LossDefaults:
-    """Of a sum: the lowest rates and the longest warm-up of its parts."""
-    found = [defaults_of(loss.name, start, loss.class_level) for loss in losses]
-    rates = {name: min(getattr(own, name) for own in found) for name in ("lr", "classes", "scale", "boundary")}
-    return replace(found[0], **rates, warmup=max(own.warmup for own in found), arguments={})
+def defaults_of_sum(losses: Sequence[LossConfig], start: Start) -> LossDefaults:
+    """The defaults of a sum of losses: the lowest rates, the longest warm-ups and the smallest batch of its parts."""
+    parts = [defaults_of(loss.name, start, loss.class_level) for loss in losses]
+    smallest = {name: min(getattr(part, name) for part in parts) for name in SMALLEST}
+    longest = {name: max(getattr(part, name) for part in parts) for name in ("warmup", "margin_warmup")}
+    return replace(parts[0], **smallest, **longest, arguments={})
 
 
 def with_arguments(loss: LossConfig, start: Start) -> LossConfig:
-    """The loss with the arguments that are chosen for training, where it has none of its own."""
+    """The loss with the arguments that are chosen for training, where the configuration does not set them."""
     return replace(loss, arguments={**defaults_of(loss.name, start, loss.class_level).arguments, **loss.arguments})
 
 
-def shown(name: str, class_level: bool = False) -> list[str]:
-    """The table of one loss, as lines."""
-    table = {start: defaults_of(name, start, class_level) for start in STARTS}
-    names = [f.name for f in fields(LossDefaults) if f.name not in ("arguments", "why")]
-    lines = [f"  {'':<34}" + "".join(f"{own:>12}" for own in names)]
-    for start, own in table.items():
-        lines.append(f"  {STARTS[start]:<34}" + "".join(f"{getattr(own, own_name):>12g}" for own_name in names))
-    changed: dict[str, list[str]] = {}
-    for start, own in table.items():
-        for argument, value in own.arguments.items():
-            changed.setdefault(f"--loss.{argument} {value}", []).append(STARTS[start])
-    for words, starts in changed.items():
-        lines.append(f"  {words}" + ("" if len(starts) == len(STARTS) else f", for {' and '.join(starts)}"))
-    whys = dict.fromkeys(own.why for own in table.values() if own.why)
-    return [*lines, *(f"  ({why})" for why in whys)]
+def described(name: str, class_level: bool = False) -> list[str]:
+    """The defaults of a loss as the lines of a table."""
+    defaults = {start: defaults_of(name, start, class_level) for start in STARTS}
+    columns = [f.name for f in fields(LossDefaults) if f.name not in ("arguments", "why")]
+    lines = [f"  {'':<34}" + "".join(f"{column:>14}" for column in columns)]
+    for start, values in defaults.items():
+        lines.append(f"  {STARTS[start]:<34}" + "".join(f"{getattr(values, column):>14g}" for column in columns))
+    options: dict[str, list[str]] = {}
+    for start, values in defaults.items():
+        for argument, value in values.arguments.items():
+            options.setdefault(f"--loss.{argument} {str(value).lower()}", []).append(STARTS[start])
+    for option, starts in options.items():
+        lines.append(f"  {option}" + ("" if len(starts) == len(STARTS) else f", for {' and '.join(starts)}"))
+    reasons = dict.fromkeys(values.why for values in defaults.values() if values.why)
+    return [*lines, *(f"  ({reason})" for reason in reasons)]

@@ -62,12 +62,13 @@ class LiftedStructureLoss(WholeBatchLoss):
         J_ij = log(sum_k exp(neg_margin - d_ik) + sum_l exp(neg_margin - d_jl)) + d_ij - pos_margin
         L = 1/(2|P|) sum_ij [J_ij]_+^2
 
-    over the positive pairs i < j of which one end has a negative at least; d is the Euclidean distance of normalised
-    vectors. The batch is compared with itself alone, and the loss is one number. The generalised form is more often
-    used.
+    over the positive pairs i < j of which one end has a negative at least; d is the Euclidean distance. The batch is
+    compared with itself alone, and the loss is one number. The generalised form is more often used.
 
     Args:
         neg_margin, pos_margin: in the distance's unit.
+        normalize: compare normalised vectors, as pytorch-metric-learning does; False compares them as they are, as the
+            authors' network does (its configuration of training has no normalisation).
 
     References: H. Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016,
     arXiv:1511.06452, Eq. 4.
@@ -75,9 +76,10 @@ class LiftedStructureLoss(WholeBatchLoss):
 
     takes_references = False
 
-    def __init__(self, neg_margin: float = 1.0, pos_margin: float = 0.0, **options: Any):
+    def __init__(self, neg_margin: float = 1.0, pos_margin: float = 0.0, *, normalize: bool = True, **options: Any):
         super().__init__(**options)
-        self.neg_margin, self.pos_margin = neg_margin, pos_margin
+        self.neg_margin, self.pos_margin, self.normalize = neg_margin, pos_margin, normalize
+        self.free_norm = not normalize
 
     def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
         embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
@@ -90,11 +92,11 @@ class LiftedStructureLoss(WholeBatchLoss):
             return self.zero(embeddings)
         once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
         # log sum_k exp(neg_margin - d_ik) of every sample, by the engine.
-        push = self.evaluate(
-            over_negatives(Distance("l2", -1, self.neg_margin), "identity"), pairs, embeddings, None, reduction="none"
-        )
+        spec = over_negatives(Distance("l2", -1, self.neg_margin), "identity", normalize=(self.normalize,) * 2)
+        compared = (embeddings, None) if self.normalize else _as_cosines(embeddings)
+        push = self.evaluate(spec, pairs, *compared, reduction="none")
         push = ordered(push, pairs.row_order).masked_fill(pairs.negatives == 0, -torch.inf)
-        x, _ = in_order(pairs, embeddings, None)
+        x = in_order(pairs, embeddings, None)[0] if self.normalize else ordered(embeddings, pairs.row_order)
         total, number = self.zero(x), 0
         for i, j in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=once):
             some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
@@ -105,5 +107,14 @@ class LiftedStructureLoss(WholeBatchLoss):
         return total / (2 * max(1, number))
 
     def _of_pairs(self, x: Tensor, push: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        distance = through(Distance("l2"), (x[i] * x[j]).sum(1))
+        cosine = (x[i] * x[j]).sum(1) if self.normalize else 1 - (x[i] - x[j]).square().sum(1) / 2
+        distance = through(Distance("l2"), cosine)
         return torch.relu(torch.logaddexp(push[i], push[j]) + distance - self.pos_margin).square().sum()
+
+
+def _as_cosines(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns (N, D + 2) whose dot products s have 2 - 2s = |x - y|^2, as those of unit vectors have."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    half = x.square().sum(1, keepdim=True) / 2
+    one = torch.ones_like(half)
+    return torch.cat([x, 1 - half, one], 1), torch.cat([x, one, -half], 1)

@@ -56,7 +56,7 @@ PLAIN = TrainConfig(
         clip_norm=None,
         restart=False,
     ),
-    schedule=ScheduleConfig(kind="step", warmup_steps=0, gamma=0.1),
+    schedule=ScheduleConfig(kind="step", warmup_steps=0, margin_warmup_steps=0, gamma=0.1),
     evaluation=EvaluationConfig(keep="trained", flip=False),
     precision="32-true",
     ema=0.0,
