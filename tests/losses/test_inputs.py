@@ -57,7 +57,7 @@ def test_wrong_classes(setting: Setting) -> None:
         loss(X, torch.ones(8, 7, dtype=torch.bool))
     with pytest.raises(ValueError, match="ref_emb goes with pair-level"):
         loss(X, LABELS, ref_emb=X, ref_labels=LABELS)
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be a positive number"):
         setting.make(num_classes=0)
 
 

@@ -37,7 +37,7 @@ def test_small_strips_change_nothing(name: str, labels: torch.Tensor, monkeypatc
         if listed is not None:
             for module in ("lifted", "angular"):
                 monkeypatch.setattr(f"nearfar.losses.catalogue.{module}.LISTED", listed)
-            monkeypatch.setattr("nearfar.losses.catalogue.whole_batch.MASKED", listed)
+            monkeypatch.setattr("nearfar.losses.catalogue.all_pairs.MASKED", listed)
         loss = getattr(losses, name)(memory_budget=budget).double().eval()(x, labels)
         results.append((loss, *torch.autograd.grad(loss, x)))
     for value, gradient in results[1:]:
