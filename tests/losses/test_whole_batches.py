@@ -9,7 +9,7 @@ from tests.reference.proxy import center_update
 from tests.reference.test_reference import samples
 from tests.reference.tuples import dynamic_soft_margin_histogram
 
-WHOLE = ["HistogramLoss", "IntraPairVarianceLoss", "LiftedStructureLoss"]
+WHOLE = [info.name for info in losses.list_losses() if info.whole_batch and info.level == "pair"]
 
 
 @pytest.mark.parametrize("name", WHOLE)
