@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.data import BalancedSampler, BatchSampler, HierarchicalSampler, PKSampler, PlainSampler, samplers
 
-SIZES = st.lists(st.integers(1, 12), min_size=4, max_size=14)
+SIZES = st.lists(st.integers(1, 12), min_size=4, max_size=14).filter(lambda sizes: max(sizes) > 1)
 FAST = settings(max_examples=60)
 
 
@@ -254,3 +255,58 @@ def test_many_classes_take_a_moment(classes: int) -> None:
     lines += lines_run(lambda: made[0].batches(0))
     assert made[0].coverage() > 0.98
     assert lines < 40 * (classes + len(made[0]))
+
+
+class _TwoProcesses:
+    """torch.distributed as rank 1 of 2 sees it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        for name, value in {"is_initialized": True, "get_rank": 1, "get_world_size": 2}.items():
+            monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+
+
+def test_rank_and_world_size_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.repeat(np.arange(8), 6)
+    found = [
+        PKSampler(labels, 2, 3),
+        BalancedSampler(labels, 6),
+        PlainSampler(48, 6),
+        HierarchicalSampler(labels, labels // 2, 1, 2, 2),
+    ]
+    told = [
+        PKSampler(labels, 2, 3, rank=1, world_size=2),
+        BalancedSampler(labels, 6, rank=1, world_size=2),
+        PlainSampler(48, 6, rank=1, world_size=2),
+        HierarchicalSampler(labels, labels // 2, 1, 2, 2, rank=1, world_size=2),
+    ]
+    alone = [list(sampler) for sampler in found]
+    for sampler in found:
+        sampler.seek(0)
+    _TwoProcesses(monkeypatch)  # after the samplers were made, as Lightning starts its processes
+    for one, expected, before in zip(found, told, alone, strict=True):
+        assert isinstance(one, torch.utils.data.BatchSampler)
+        assert (one.rank, one.world_size, len(one)) == (1, 2, len(expected))
+        batches = list(one)
+        assert batches == list(expected) != before
+
+
+def test_a_world_that_grew_has_too_few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = PKSampler(np.repeat(np.arange(3), 4), 2, 2)
+    _TwoProcesses(monkeypatch)
+    with pytest.raises(ValueError, match="2 classes on each of 2 ranks need 4 classes, but there are 3"):
+        next(iter(sampler))
+
+
+def test_classes_of_one_row_are_copied_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="every class has one row: the 2 rows of a class are copies of it"):
+        batches = list(PKSampler(np.arange(6), 3, 2))
+    assert all(len(set(batch)) == 3 for batch in batches)
+
+
+def test_lightning_is_told_where_samplers_are_made() -> None:
+    labels = np.repeat(np.arange(8), 6)
+    PKSampler(labels, 2, 3, sampler=torch.utils.data.SequentialSampler(labels))  # as Lightning's hooks make it again
+    with pytest.raises(
+        TypeError, match=r"make it in train_dataloader\(\), or pass Trainer\(use_distributed_sampler=False"
+    ):
+        PKSampler(torch.utils.data.SequentialSampler(labels), batch_size=6, drop_last=True)  # type: ignore[call-arg, arg-type]

@@ -30,7 +30,7 @@ def test_arrays(dtype: Any) -> None:
 
 
 def test_mixed_kinds() -> None:
-    both = retrieval_metrics(X, LABELS, gallery=X, gallery_labels=LABELS)
+    both = retrieval_metrics(X, LABELS, gallery=X.copy(), gallery_labels=LABELS)
     mixed = retrieval_metrics(
         torch.from_numpy(X).half(),
         LABELS.tolist(),
@@ -89,11 +89,13 @@ def test_any_label(convert: Any) -> None:
 
 
 def test_labels_of_two_widths() -> None:
-    both = retrieval_metrics(X, LABELS, gallery=X, gallery_labels=LABELS)
+    both = retrieval_metrics(X, LABELS, gallery=X.copy(), gallery_labels=LABELS)
     big = LABELS + 2**53
-    options = {"gallery": X, "gallery_labels": big.astype(np.uint64)}
+    options = {"gallery": X.copy(), "gallery_labels": big.astype(np.uint64)}
     assert retrieval_metrics(X, big.astype(np.int64), **options) == both  # which numpy would compare as float64
-    assert retrieval_metrics(X, LABELS.astype(np.int16), gallery=X, gallery_labels=LABELS.astype(np.uint8)) == both
+    assert (
+        retrieval_metrics(X, LABELS.astype(np.int16), gallery=X.copy(), gallery_labels=LABELS.astype(np.uint8)) == both
+    )
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), np.datetime64("NaT")])
@@ -176,14 +178,14 @@ def test_wrong_arguments(arguments: tuple, error: type[Exception], message: str)
         ({"gallery_labels": LABELS}, ValueError, "go together"),
         ({"gallery": X[:0], "gallery_labels": LABELS[:0]}, ValueError, "gallery is empty"),
         ({"gallery": X[:, :2], "gallery_labels": LABELS}, ValueError, "4 dimensions, but the gallery has 2"),
-        ({"gallery": X, "gallery_labels": LABELS[:9]}, ValueError, "9 gallery_labels for 60 gallery embeddings"),
-        ({"gallery": X, "gallery_labels": LABELS.astype(str)}, TypeError, "never be equal"),
-        ({"gallery": X, "gallery_labels": LABELS, "cameras": LABELS}, ValueError, "need gallery_cameras"),
+        ({"gallery": X.copy(), "gallery_labels": LABELS[:9]}, ValueError, "9 gallery_labels for 60 gallery embeddings"),
+        ({"gallery": X.copy(), "gallery_labels": LABELS.astype(str)}, TypeError, "never be equal"),
+        ({"gallery": X.copy(), "gallery_labels": LABELS, "cameras": LABELS}, ValueError, "need gallery_cameras"),
         ({"gallery_cameras": LABELS}, ValueError, "gallery_cameras go with cameras"),
         ({"cameras": LABELS, "gallery_cameras": LABELS}, ValueError, "go with a gallery"),
         ({"cameras": LABELS[:4]}, ValueError, "4 cameras for 60"),
         ({"ids": LABELS[:4]}, ValueError, "4 ids for 60"),
-        ({"gallery": X, "gallery_labels": LABELS * 0}, ValueError, "all gallery items share one label"),
+        ({"gallery": X.copy(), "gallery_labels": LABELS * 0}, ValueError, "all gallery items share one label"),
         ({"junk": "3"}, TypeError, "junk='3' can never be equal to labels that are int64"),
         ({"ks": 5}, TypeError, r"ks must be several whole numbers, such as \(5,\)"),
         ({"ks": (0,)}, ValueError, "whole numbers from 1 up, not 0"),
@@ -228,3 +230,14 @@ def test_duplicates_are_found() -> None:
     distinct = len(np.unique(X[:20], axis=0)) == 20
     assert distinct and right == 1
     assert retrieval_metrics(np.tile(x, (2, 1)), np.arange(80) // 2, [1])["recall@1"] == 0
+
+
+def test_a_gallery_of_the_queries_is_warned_of() -> None:
+    x = torch.from_numpy(X)
+    for queries, gallery in ((X, X), (X, X[:]), (x, x), (x, x.view_as(x))):
+        with pytest.warns(UserWarning, match="each finds itself first: leave the gallery out"):
+            found = retrieval_metrics(queries, LABELS, gallery=gallery, gallery_labels=LABELS)
+        assert found["recall@1"] == 1
+    rows = np.arange(len(X))
+    alike = retrieval_metrics(X, LABELS, gallery=X, gallery_labels=LABELS, ids=rows, gallery_ids=rows)
+    assert alike == EXPECTED  # no warning: ids tell an item from itself

@@ -24,7 +24,7 @@ class Dealt(BatchSampler):
     """
 
     def __init__(self, sampler: BatchSampler, rank: int, world_size: int):
-        self.sampler, self._group_size = sampler, int(getattr(sampler, "k", 1))
+        self.original, self._group_size = sampler, int(getattr(sampler, "k", 1))
         groups = sampler.batch_size * sampler.world_size // self._group_size
         if groups < world_size:
             raise InputError(
@@ -34,10 +34,10 @@ class Dealt(BatchSampler):
         super().__init__(-(-groups // world_size) * self._group_size, sampler.seed, rank, world_size)
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.original)
 
     def batches(self, epoch: int) -> list[list[Rows]]:
-        drawn = self.sampler.batches(epoch)
+        drawn = self.original.batches(epoch)
         self._starts = [list(accumulate(map(len, ranks), initial=0)) for ranks in drawn]
         return [np.split(np.concatenate(ranks), self._bounds(sum(map(len, ranks)))[1:-1]) for ranks in drawn]
 

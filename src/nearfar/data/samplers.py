@@ -1,18 +1,21 @@
 """Batch samplers for `torch.utils.data.DataLoader`, with common rules:
 
-- The order depends only on the seed and the epoch. Every rank computes it and takes its part.
+- The order depends only on the seed and the epoch. Every rank computes it and takes its part. Rank and number of
+  processes are those of torch.distributed, when it is initialised, or what the sampler was made with.
 - `state_dict` holds the position in the epoch; after `load_state_dict`, iteration continues with the next batch. It
   counts batches taken from the sampler, including those that a DataLoader has prefetched; `Loader` corrects for these.
 - After a complete iteration, the next epoch begins. After an interrupted one, the same epoch begins again.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Sampler
+import torch.distributed
+from torch.utils import data
 
 from nearfar.errors import InputError, InputTypeError
 
@@ -20,24 +23,54 @@ Rows = npt.NDArray[np.int64]
 Labels = Sequence[int] | npt.NDArray[Any]
 
 
-class BatchSampler(Sampler[list[int]], ABC):
+class _TorchSampler(data.BatchSampler):
+    """A sampler as torch has it, and what to do where Lightning would make it again without the labels."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if "drop_last" in kwargs and args and isinstance(args[0], data.Sampler):
+            raise InputTypeError(
+                f"{cls.__name__} cannot be made from another sampler, as Lightning does to share rows out: make it in "
+                "train_dataloader(), or pass Trainer(use_distributed_sampler=False). It finds its rank by itself"
+            )
+        return super().__new__(cls)
+
+
+class BatchSampler(_TorchSampler, ABC):
     """The base of the samplers. A subclass determines the rows of each batch on each rank.
 
     Args:
         batch_size: rows of each rank in a batch.
         seed: determines the order, together with the epoch.
-        rank, world_size: the rank of this process and the number of processes.
+        rank, world_size: the rank of this process and the number of processes; None: those of torch.distributed,
+            or, of a `world_size` that is given, rank 0.
+
+    Subclasses take an argument `sampler` that they do not use: Lightning passes one when it makes a sampler again.
     """
 
-    def __init__(self, batch_size: int, seed: int, rank: int, world_size: int):
+    drop_last = True  # what wraps batch samplers asks for it: all batches of an epoch are whole
+
+    def __init__(self, batch_size: int, seed: int, rank: int | None, world_size: int | None):
         if batch_size < 1:
             raise InputError(f"batch_size={batch_size} must be positive")
-        if not 0 <= rank < world_size:
-            raise InputError(f"rank={rank} must be from 0 to world_size - 1 = {world_size - 1}")
-        self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
+        self.batch_size, self.seed = batch_size, seed
+        self._rank, self._world_size = rank, world_size
+        if not 0 <= self.rank < self.world_size:
+            raise InputError(f"rank={rank} must be from 0 to world_size - 1 = {self.world_size - 1}")
         self.epoch = 0
         self.position = 0  # batches taken in this epoch
         self._start = 0  # the first batch of the next iteration
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        if self._rank is None:
+            return 0 if self._world_size is not None else _distributed()[0]
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return _distributed()[1] if self._world_size is None else self._world_size
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[Rows]]:
@@ -109,13 +142,14 @@ class PlainSampler(BatchSampler):
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sampler: object = None,
     ):
         super().__init__(batch_size, seed, rank, world_size)
         self.rows, self.shuffle, self.drop_last = rows, shuffle, drop_last
         if not len(self):
-            raise InputError(f"{rows} rows are too few for a batch of {batch_size} on {world_size} ranks")
+            raise InputError(f"{rows} rows are too few for a batch of {batch_size} on {self.world_size} ranks")
 
     def __len__(self) -> int:
         whole, tail = divmod(self.rows, self.batch_size * self.world_size)
@@ -143,31 +177,57 @@ class PKSampler(BatchSampler):
         k: rows per class.
     """
 
-    def __init__(self, labels: Labels, p: int, k: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self,
+        labels: Labels,
+        p: int,
+        k: int,
+        *,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sampler: object = None,
+    ):
         if min(p, k) < 1:
             raise InputError(f"p={p} and k={k} must be positive")
         super().__init__(p * k, seed, rank, world_size)
         self.p, self.k = p, k
         self.rows_of = rows_by_class(labels)
-        if len(self.rows_of) < p * world_size:
+        self._groups = np.array([-(-len(rows) // k) for rows in self.rows_of])
+        self._lengths: dict[int, int] = {}  # by the number of processes
+        len(self)
+
+    def _most_batches(self, classes: int) -> int:
+        """The number of batches of this many classes each.
+
+        Each class has at most one group in a batch, so B batches need sum_c min(groups_c, B) >= classes * B.
+        """
+        if len(self.rows_of) < classes:
             raise InputError(
-                f"{p} classes on each of {world_size} ranks need {p * world_size} classes, but there are "
+                f"{self.p} classes on each of {self.world_size} ranks need {classes} classes, but there are "
                 f"{len(self.rows_of)}: lower p, and raise k to keep the batch size"
             )
-        self._groups = np.array([-(-len(rows) // k) for rows in self.rows_of])
-        self._length = self._most_batches()
-
-    def _most_batches(self) -> int:
-        """Each class has at most one group in a batch, so B batches need sum_c min(groups_c, B) >= P B."""
-        low, high = 1, int(self._groups.sum()) // (self.p * self.world_size) + 1
+        low, high = 1, int(self._groups.sum()) // classes + 1
         while high - low > 1:
             middle = (low + high) // 2
-            enough = np.minimum(self._groups, middle).sum() >= self.p * self.world_size * middle
+            enough = np.minimum(self._groups, middle).sum() >= classes * middle
             low, high = (middle, high) if enough else (low, middle)
         return low
 
     def __len__(self) -> int:
-        return self._length
+        size = self.world_size
+        if size not in self._lengths:
+            self._lengths[size] = self._most_batches(self.p * size)
+        return self._lengths[size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.k > 1 and max(map(len, self.rows_of)) == 1:
+            warnings.warn(
+                f"every class has one row: the {self.k} rows of a class are copies of it, and positives differ only by "
+                "what the transform draws",
+                stacklevel=2,
+            )
+        return super().__iter__()
 
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)
@@ -175,7 +235,7 @@ class PKSampler(BatchSampler):
         next_group = np.cumsum(self._groups) - self._groups  # of each class
         left = self._groups.copy()
         batches = []
-        for remaining in range(self._length, 0, -1):
+        for remaining in range(len(self), 0, -1):
             # The smallest exponential variables divided by weights are a weighted draw without replacement.
             with np.errstate(divide="ignore"):
                 key = rng.exponential(size=len(left)) / left
@@ -206,24 +266,33 @@ class BalancedSampler(BatchSampler):
         batch_size: rows of each rank.
     """
 
-    def __init__(self, labels: Labels, batch_size: int, *, seed: int = 0, rank: int = 0, world_size: int = 1):
+    def __init__(
+        self,
+        labels: Labels,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sampler: object = None,
+    ):
         super().__init__(batch_size, seed, rank, world_size)
         self.rows_of = rows_by_class(labels)
-        self._length = max(1, sum(len(rows) for rows in self.rows_of) // (batch_size * world_size))
+        self._rows = sum(len(rows) for rows in self.rows_of)
 
     def __len__(self) -> int:
-        return self._length
+        return max(1, self._rows // (self.batch_size * self.world_size))
 
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)
-        count = self._length * self.batch_size * self.world_size
+        count = len(self) * self.batch_size * self.world_size
         rounds = -(-count // len(self.rows_of))
         classes = np.concatenate([rng.permutation(len(self.rows_of)) for _ in range(rounds)])[:count]
         rows = np.empty(count, np.int64)
         positions_of = np.split(np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes))[:-1])
         for class_rows, positions in zip(self.rows_of, positions_of, strict=False):  # in short epochs, not all classes
             rows[positions] = _Rounds(class_rows, rng).take(len(positions))
-        return [np.split(batch, self.world_size) for batch in rows.reshape(self._length, -1)]
+        return [np.split(batch, self.world_size) for batch in rows.reshape(len(self), -1)]
 
 
 class HierarchicalSampler(BatchSampler):
@@ -249,8 +318,9 @@ class HierarchicalSampler(BatchSampler):
         k: int,
         *,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        sampler: object = None,
     ):
         if min(s, p, k) < 1:
             raise InputError(f"s={s}, p={p} and k={k} must be positive")
@@ -264,15 +334,17 @@ class HierarchicalSampler(BatchSampler):
             if len(np.unique(supers[rows])) > 1:
                 raise InputError(f"class {labels[rows[0]]} is in more than one super-class")
         self.classes_of = rows_by_class(np.unique(supers, return_inverse=True)[1][[rows[0] for rows in self.rows_of]])
-        if len(self.classes_of) < s * world_size:
-            raise InputError(
-                f"{s} super-classes on each of {world_size} ranks need {s * world_size}, but there are "
-                f"{len(self.classes_of)}: lower s"
-            )
-        self._length = max(1, sum(len(rows) for rows in self.rows_of) // (self.batch_size * world_size))
+        self._rows = sum(len(rows) for rows in self.rows_of)
+        len(self)
 
     def __len__(self) -> int:
-        return self._length
+        needed = self.s * self.world_size
+        if len(self.classes_of) < needed:
+            raise InputError(
+                f"{self.s} super-classes on each of {self.world_size} ranks need {needed}, but there are "
+                f"{len(self.classes_of)}: lower s"
+            )
+        return max(1, self._rows // (self.batch_size * self.world_size))
 
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)
@@ -286,7 +358,7 @@ class HierarchicalSampler(BatchSampler):
 
         return [
             [np.concatenate([rows_of_super(s) for s in part]) for part in np.split(drawn, self.world_size)]
-            for drawn in (supers.take(self.s * self.world_size) for _ in range(self._length))
+            for drawn in (supers.take(self.s * self.world_size) for _ in range(len(self)))
         ]
 
 
@@ -332,3 +404,10 @@ class _Rounds:
                 fresh[count - len(taken) :],
             )
         return taken
+
+
+def _distributed() -> tuple[int, int]:
+    """The rank of this process and the number of processes."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

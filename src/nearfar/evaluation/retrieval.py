@@ -4,6 +4,7 @@ retrieval_metrics   of embeddings: leave-one-out, query against gallery, person 
 rank_metrics        of scores given by a function, some queries at a time: re-ranked, binary, learnt similarities
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -126,6 +127,12 @@ def retrieval_metrics(
         if searched.dimension != rows.dimension:
             raise InputError(f"embeddings have {rows.dimension} dimensions, but the gallery has {searched.dimension}")
         gallery_labels = inputs.labels(gallery_labels, len(searched), "gallery_labels")
+        if ids is None and cameras is None and _is_same(embeddings, gallery):
+            warnings.warn(
+                "the gallery is the queries, and each finds itself first: leave the gallery out, for every item to "
+                "search all others, or give ids and gallery_ids",
+                stacklevel=2,
+            )
     clusters = [name for name in wanted if name in CLUSTERING]
     ranked = [name for name in wanted if name not in CLUSTERING]
     own, own_labels = embeddings, labels  # what is clustered
@@ -292,6 +299,17 @@ def summary(
     if per_query:
         result["per_query"], result["query_labels"] = values, labels
     return result
+
+
+def _is_same(embeddings: Any, gallery: Any) -> bool:
+    """Whether both are one array, or one piece of memory."""
+    if embeddings is gallery:
+        return True
+    if isinstance(embeddings, Tensor) and isinstance(gallery, Tensor):
+        return embeddings.shape == gallery.shape and embeddings.data_ptr() == gallery.data_ptr()
+    if isinstance(embeddings, np.ndarray) and isinstance(gallery, np.ndarray):
+        return embeddings.shape == gallery.shape and np.shares_memory(embeddings, gallery)
+    return False
 
 
 def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:

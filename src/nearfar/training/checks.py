@@ -54,7 +54,7 @@ def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> Non
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputTypeError(f"labels must be class ids (N,), integers, not {ids.dtype} {ids.shape}")
     if isinstance(sampler, Dealt):  # the same batches
-        sampler = sampler.sampler
+        sampler = sampler.original
     _check_views(loss)
     _check_class_ids(sampler, ids, loss)
     pair_losses = [type(part).__name__ for part in comparing_samples(loss)]
