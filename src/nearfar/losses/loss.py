@@ -245,9 +245,8 @@ class Loss(Summand, common=True):
             return self.distribution.class_pairs(self, batch)
         if batch.positives is not None:
             same = not self.weighted and batch.ref_emb is None
-            return inputs.mask_pairs(
-                batch.positives, batch.negatives, 0 if same else None, transpose=self.proxies_are_rows
-            )
+            first = 0 if same else None
+            return inputs.mask_pairs(batch.positives, batch.negatives, first, transpose=self.proxies_are_rows)
         if batch.indices_tuple is not None and not self.class_level:
             n, columns = len(batch.embeddings), batch.columns
             indices = mined.checked(batch.indices_tuple, n, columns, batch.embeddings.device)
@@ -300,7 +299,8 @@ class Loss(Summand, common=True):
             bias = None if bias is None else spread.shard.part(bias)
         row_weight, column_weight = batch.sample_weight, None
         if spec.anchors == "proxies":
-            assert columns is not None
+            if columns is None or not self.proxies_are_rows:
+                raise InputError(f"{type(self).__name__} has proxies as rows: declare proxies_are_rows = True")
             rows, columns = columns, rows
             row_weight, column_weight = None if spread is None else spread.weight, batch.sample_weight
         formula = spec if isinstance(spec, LossSpec) else None

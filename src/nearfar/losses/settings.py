@@ -114,15 +114,15 @@ class Configured(nn.Module):
             hint = suggestion(name, known, f"it takes {', '.join(known)}")
             raise InputTypeError(f"{type(self).__name__} has no argument {name!r}: {hint}")
         try:
-            given = _signature(self.settings.values()).bind(*args, **kwargs)
+            bound = _signature(self.settings.values()).bind(*args, **kwargs)
         except TypeError as error:
             raise InputTypeError(f"{type(self).__name__}: {error}") from None
-        given.apply_defaults()
-        for setting in self.settings.values():
-            setting.check(given.arguments[setting.name])
-            if setting.kept:
-                setattr(self, setting.name, given.arguments[setting.name])
-        self.set_up(**{s.name: given.arguments[s.name] for s in self.settings.values() if not s.kept})
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            self.settings[name].check(value)
+            if self.settings[name].kept:
+                setattr(self, name, value)
+        self.set_up(**{name: value for name, value in bound.arguments.items() if not self.settings[name].kept})
 
     def create_state(self) -> None:
         """Create what a module has before its settings are known."""
@@ -131,14 +131,14 @@ class Configured(nn.Module):
         """Finish the construction; takes, by name, the settings that are not kept."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.settings and not isinstance(value, nn.Parameter):
-            self.settings[name].check(value)
+        setting = self.settings.get(name)
+        if setting is not None and setting.kept:
+            setting.check(value)
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        shown = {s.name: vars(self)[s.name] for s in self.settings.values() if s.kept and s.name in vars(self)}
-        changed = {name: value for name, value in shown.items() if not self.settings[name].common}
-        return ", ".join(f"{name}={value}" for name, value in changed.items())
+        shown = [s.name for s in self.settings.values() if s.kept and not s.common and s.name in vars(self)]
+        return ", ".join(f"{name}={vars(self)[name]}" for name in shown)
 
 
 def _declared(cls: type, common: bool) -> dict[str, Setting]:

@@ -1,13 +1,13 @@
 """Pair-level losses: samples × samples (or × `ref_emb`)."""
 
 from dataclasses import KW_ONLY, InitVar
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import Distance, Hinge, Linear
+from nearfar.losses.engine.maps import Distance, Hinge, Linear, Map
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit, wide
@@ -17,6 +17,12 @@ from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive
 
 DistanceKind = Literal["l2", "squared_l2", "cosine"]
+
+
+def _over_active_pairs(positive: Map, negative: Map, **settings: Any) -> LossSpec:
+    """The mean of f_p over the positive pairs whose term is not zero, plus that of f_n over such negative pairs."""
+    sums: dict[str, Any] = {"gather": ("sum", "sum"), "combine": "split", "act": "identity", "average": "active"}
+    return LossSpec(positive=positive, negative=negative, **sums, **settings)
 
 
 @register("pair", "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero")
@@ -44,13 +50,9 @@ class ContrastiveLoss(Loss):
     distance: DistanceKind = "l2"
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Hinge(Distance(self.distance, 1, -self.pos_margin), self.power),
-            negative=Hinge(Distance(self.distance, -1, self.neg_margin), self.power),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            average="active",
+        return _over_active_pairs(
+            Hinge(Distance(self.distance, 1, -self.pos_margin), self.power),
+            Hinge(Distance(self.distance, -1, self.neg_margin), self.power),
         )
 
 
@@ -273,15 +275,9 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     neg_margin: float = 1.0
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Hinge(Linear(1.0, 1 - self.pos_margin), 1),
-            negative=Hinge(Linear(-1.0, self.neg_margin - 1), 1),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            average="active",
-            normalize=(False, False),
-        )
+        positive = Hinge(Linear(1.0, 1 - self.pos_margin), 1)
+        negative = Hinge(Linear(-1.0, self.neg_margin - 1), 1)
+        return _over_active_pairs(positive, negative, normalize=(False, False))
 
     def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         # With centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of different rows and columns.
@@ -328,12 +324,6 @@ class ThresholdConsistentMarginLoss(Loss):
     margin_minus: float = 0.5
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Hinge(Linear(-1.0, self.margin_plus), 1),
-            negative=Hinge(Linear(1.0, -self.margin_minus), 1),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            side_scale=(self.lambda_plus, self.lambda_minus),
-            average="active",
-        )
+        positive = Hinge(Linear(-1.0, self.margin_plus), 1)
+        negative = Hinge(Linear(1.0, -self.margin_minus), 1)
+        return _over_active_pairs(positive, negative, side_scale=(self.lambda_plus, self.lambda_minus))

@@ -7,6 +7,7 @@ over N ranks, as DistributedDataParallel does, that is the gradient of the one v
 Shapes: n rows of this rank, B of all; N ranks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.vectors import wide
+from nearfar.losses.engine.vectors import at_least_float32
 
 if dist.is_available():  # newer versions of torch have them under another name
     _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+Transform = Callable[[Tensor], Tensor]
 
 
 class Ranks:
@@ -128,18 +132,22 @@ def _unpadded(parts: Tensor, counts: list[int]) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-class _Gathered(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """A linear function of a tensor, differentiated by its adjoint."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int], alike: bool, sent: torch.dtype) -> Tensor:
-        ctx.ranks, ctx.counts, ctx.alike = ranks, counts, alike
-        return ranks.collected(rows.to(sent), counts).to(rows.dtype)
+    def forward(ctx: Any, tensor: Tensor, function: Transform, adjoint: Transform) -> Tensor:
+        ctx.adjoint = adjoint
+        return function(tensor)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        ranks, counts = ctx.ranks, ctx.counts
-        if ctx.alike:  # all ranks have the same gradient: their sum needs no message
-            return upstream[ranks.own(counts)] * ranks.size, None, None, None, None
-        return ranks.scattered_sum(upstream, counts), None, None, None, None
+        return ctx.adjoint(upstream), None, None
+
+
+def _linear(tensor: Tensor, function: Transform, adjoint: Transform) -> Tensor:
+    result: Tensor = _Linear.apply(tensor, function, adjoint)  # type: ignore[no-untyped-call]
+    return result
 
 
 def gathered(
@@ -148,24 +156,17 @@ def gathered(
     """The rows (n, D) of all ranks, (B, D), differentiable, and at least in float32.
 
     Args:
-        alike: every rank computes the same with them, so that its gradient is the same too.
+        alike: every rank computes the same with them, so that its gradient is the same too, and no message is needed.
         sent: the type they are sent in, if that is narrower.
     """
     if ranks.size == 1:
         return rows
-    result: Tensor = _Gathered.apply(wide(rows), ranks, counts, alike, sent or rows.dtype)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, ranks: Ranks, factor: int) -> Tensor:
-        ctx.factor = factor
-        return ranks.sum(part)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return upstream if ctx.factor == 1 else upstream * ctx.factor, None, None
+    narrow, dtype = sent or rows.dtype, at_least_float32(rows)
+    return _linear(
+        rows.to(dtype),
+        lambda rows: ranks.collected(rows.to(narrow), counts).to(dtype),
+        lambda g: g[ranks.own(counts)] * ranks.size if alike else ranks.scattered_sum(g, counts),
+    )
 
 
 def total(part: Tensor, ranks: Ranks, factor: int) -> Tensor:
@@ -174,21 +175,7 @@ def total(part: Tensor, ranks: Ranks, factor: int) -> Tensor:
     Args:
         factor: multiplies the gradient: N, as N values depend on this part; 1, where the part's gradient is complete.
     """
-    if ranks.size == 1:
-        return part
-    result: Tensor = _Total.apply(part, ranks, factor)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _OwnRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
-        ctx.ranks, ctx.counts = ranks, counts
-        return rows[ranks.own(counts)].clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.ranks.collected(upstream, ctx.counts) / ctx.ranks.size, None, None
+    return part if ranks.size == 1 else _linear(part, ranks.sum, lambda g: g * factor)
 
 
 def own_rows(rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
@@ -197,24 +184,11 @@ def own_rows(rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
     """
     if ranks.size == 1:
         return rows
-    result: Tensor = _OwnRows.apply(rows, ranks, counts)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Weighed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return upstream * ctx.factor, None
+    return _linear(
+        rows, lambda rows: rows[ranks.own(counts)].clone(), lambda g: ranks.collected(g, counts) / ranks.size
+    )
 
 
 def weighed_gradient(tensor: Tensor, factor: float) -> Tensor:
     """The same tensor, with its gradient multiplied by the factor."""
-    if factor == 1:
-        return tensor
-    result: Tensor = _Weighed.apply(tensor, factor)  # type: ignore[no-untyped-call]
-    return result
+    return tensor if factor == 1 else _linear(tensor, lambda tensor: tensor.view_as(tensor), lambda g: g * factor)
