@@ -199,13 +199,13 @@ class AMSoftmaxLoss(ClassLevelLoss):
 
     Args:
         num_classes, embedding_size: shape of the class weights.
-        margin: m.
+        margin: m; or a tensor (num_classes,), one for every class.
         scale: γ.
 
     References: F. Wang et al., "Additive Margin Softmax for Face Verification", IEEE SPL 2018, arXiv:1801.05599.
     """
 
-    margin: float = 0.35
+    margin: float | Tensor = 0.35
     scale: Positive = 30.0
 
     def spec(self) -> LossSpec:
