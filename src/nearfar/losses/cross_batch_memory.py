@@ -178,14 +178,14 @@ def _with_copies(
     anchors, positives = mined_pairs[:2]
     other = positives != copies[anchors]
     dropped = 3 if len(mined_pairs) == 3 else 2  # triplets are dropped whole; of pairs the negatives stay
-    kept = tuple(index[other] for index in mined_pairs[:dropped]) + mined_pairs[dropped:]
+    remaining = tuple(index[other] for index in mined_pairs[:dropped]) + mined_pairs[dropped:]
     if listed is None:
-        return kept
-    if len(listed) != len(kept):
+        return remaining
+    if len(listed) != len(remaining):
         raise InputError("miner= and indices_tuple must both be triplets, or both pairs")
     names = mined.NAMES[len(listed)]
     at_copies = (index if name == "anchors" else copies[index] for index, name in zip(listed, names, strict=True))
-    return tuple(torch.cat(lists) for lists in zip(kept, at_copies, strict=True))
+    return tuple(torch.cat(lists) for lists in zip(remaining, at_copies, strict=True))
 
 
 def contains(loss: nn.Module, kind: type[nn.Module]) -> bool:

@@ -64,7 +64,7 @@ def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
         name = type(loss).__name__
         if loss.weighted:
             raise InputError(
-                f"{name} with num_classes compares with its own class weights: ref_emb goes with pair-level losses"
+                f"{name} with num_classes compares with its diagonal class weights: ref_emb goes with pair-level losses"
             )
         if not loss.takes_references:
             raise InputError(f"{name} takes no ref_emb")
@@ -190,8 +190,8 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
         positive = left[rows] @ right[columns].t() > 0
         return positive, ~positive
 
-    own = None if ref_labels is not None else 0 if part is None else part.start
-    return _mask_pairs(shares_a_label, len(left), len(right), own)
+    diagonal = None if ref_labels is not None else 0 if part is None else part.start
+    return _mask_pairs(shares_a_label, len(left), len(right), diagonal)
 
 
 def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
@@ -205,13 +205,13 @@ def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
 
 
 def mask_pairs(
-    positives: Tensor, negatives: Tensor | None, own: int | None = None, transpose: bool = False
+    positives: Tensor, negatives: Tensor | None, diagonal: int | None = None, transpose: bool = False
 ) -> MaskPairs:
     """From boolean masks (samples × columns). Without `negatives`, whatever is not positive is negative.
 
     Args:
-        own: the column of the first row, where the rows are consecutive samples among the columns: no sample is a pair
-            with itself.
+        diagonal: the column of the first row's sample, where the rows are consecutive samples among the columns: no
+            sample is a pair with itself.
     """
     if negatives is not None and bool((positives & negatives).any()):
         raise InputError("some pairs are in both positives and negatives")
@@ -222,7 +222,7 @@ def mask_pairs(
         positive = positives[rows, columns]
         return positive, ~positive if negatives is None else negatives[rows, columns]
 
-    return _mask_pairs(cut, len(positives), positives.shape[1], own)
+    return _mask_pairs(cut, len(positives), positives.shape[1], diagonal)
 
 
 def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, int]) -> None:
@@ -235,12 +235,12 @@ def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, i
             )
 
 
-def _mask_pairs(mask: MaskFunction, rows: int, columns: int, own: int | None) -> MaskPairs:
+def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | None) -> MaskPairs:
     def without_self(i: slice, j: slice) -> tuple[Tensor, Tensor]:
         positive, negative = mask(i, j)
-        if own is not None and i.start + own < j.stop and j.start < i.stop + own:
-            index = torch.arange(max(i.stop + own, j.stop), device=positive.device)
-            other = index[i.start + own : i.stop + own, None] != index[j]
+        if diagonal is not None and i.start + diagonal < j.stop and j.start < i.stop + diagonal:
+            index = torch.arange(max(i.stop + diagonal, j.stop), device=positive.device)
+            other = index[i.start + diagonal : i.stop + diagonal, None] != index[j]
             return positive & other, negative & other
         return positive, negative
 

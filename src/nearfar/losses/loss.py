@@ -111,7 +111,7 @@ class Loss(Summand, common=True):
         if bias:
             self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
         for setting in self.settings.values():  # a number given as a tensor is one of every class
-            if setting.kept and isinstance(value := getattr(self, setting.name), Tensor):
+            if setting.attribute and isinstance(value := getattr(self, setting.name), Tensor):
                 self.number_by_class(setting.name, value, num_classes)
 
     def train(self, mode: bool = True) -> Self:

@@ -51,6 +51,11 @@ class LossInfo:
         """Whether it is defined on features of any norm."""
         return self._declares("free_norm")
 
+    @property
+    def proxies_are_rows(self) -> bool:
+        """Whether the rows are the class vectors."""
+        return self._declares("proxies_are_rows")
+
     def _declares(self, capability: str) -> bool:
         return getattr(self.loss, capability, False) is True
 

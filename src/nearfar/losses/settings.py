@@ -62,7 +62,7 @@ class Setting:
         kind: its type.
         default: `REQUIRED` if there is none.
         by_name: it cannot be given by its position.
-        kept: it is an attribute; otherwise it is given to `set_up`.
+        attribute: it becomes an attribute; otherwise it is given to `set_up`.
         common: the losses that inherit it show it as part of `**options`.
     """
 
@@ -70,7 +70,7 @@ class Setting:
     kind: Any
     default: Any
     by_name: bool
-    kept: bool
+    attribute: bool
     common: bool
 
     def check(self, value: Any) -> None:
@@ -120,24 +120,24 @@ class Configured(nn.Module):
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             self.settings[name].check(value)
-            if self.settings[name].kept:
+            if self.settings[name].attribute:
                 setattr(self, name, value)
-        self.set_up(**{name: value for name, value in bound.arguments.items() if not self.settings[name].kept})
+        self.set_up(**{name: value for name, value in bound.arguments.items() if not self.settings[name].attribute})
 
     def create_state(self) -> None:
         """Create what a module has before its settings are known."""
 
     def set_up(self, *args: Any, **kwargs: Any) -> None:
-        """Finish the construction; takes, by name, the settings that are not kept."""
+        """Finish the construction; takes, by name, the settings that are no attributes."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         setting = self.settings.get(name)
-        if setting is not None and setting.kept:
+        if setting is not None and setting.attribute:
             setting.check(value)
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        shown = [s.name for s in self.settings.values() if s.kept and not s.common and s.name in vars(self)]
+        shown = [s.name for s in self.settings.values() if s.attribute and not s.common and s.name in vars(self)]
         return ", ".join(f"{name}={vars(self)[name]}" for name in shown)
 
 
@@ -152,13 +152,13 @@ def _declared(cls: type, common: bool) -> dict[str, Setting]:
         if kind is KW_ONLY:
             by_name = True
         elif get_origin(kind) is not ClassVar and kind is not ClassVar:
-            kept = not isinstance(kind, InitVar)
+            attribute = not isinstance(kind, InitVar)
             default = vars(cls).get(name, REQUIRED)
             if default is not REQUIRED:
                 delattr(cls, name)
             elif "__init__" in vars(cls):  # an attribute that its own constructor makes
                 continue
-            settings[name] = Setting(name, kind if kept else kind.type, default, by_name, kept, common)
+            settings[name] = Setting(name, kind if attribute else kind.type, default, by_name, attribute, common)
     return settings
 
 
@@ -171,10 +171,10 @@ def _constructor(cls: type[Configured]) -> Callable[..., None]:
         super(cls, self).__init__(*args, **kwargs)
 
     settings = list(cls.settings.values())
-    own = [s for s in settings if not s.common]
-    signature = _signature(own or settings)
+    shown = [s for s in settings if not s.common]
+    signature = _signature(shown or settings)
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *signature.parameters.values()]
-    if own and len(own) < len(settings):
+    if shown and len(shown) < len(settings):
         parameters.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation=Any))
     __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     __init__.__annotations__ = {s.name: s.kind for s in settings}

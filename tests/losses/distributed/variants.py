@@ -27,7 +27,7 @@ def every_loss() -> Iterator[tuple[str, Check]]:
                 yield f"{setting}, replicated", functools.partial(equal, seeded(setting))
         else:
             yield f"{setting}", functools.partial(equal, seeded(setting))
-        if dist.get_world_size() == 4 and "none" in setting.reductions and not setting.info.loss.proxies_are_rows:
+        if dist.get_world_size() == 4 and "none" in setting.reductions and not setting.info.proxies_are_rows:
             rows = seeded(setting, reduction="none")
             yield f"{setting}, rows", functools.partial(equal, rows, sharded=setting.class_level)
     for info in losses.list_losses():

@@ -10,13 +10,11 @@ from nearfar.losses.engine.row_functions import strip_height
 from nearfar.losses.engine.vectors import blocks, cut, ordered, unit, wide
 
 Strip = tuple[slice, Tensor, Tensor, Tensor]  # rows, cosines (b, M), positive (b, M), negative (b, M)
-
 MASKED = 2**24  # pairs whose masks are made together
 
 
 def in_order(pairs: Pairs, rows: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rows and columns as unit vectors in the order of the pairs, differentiable, at least in float32."""
-
     x = unit(ordered(wide(rows), pairs.row_order))
     return x, x if columns is None else unit(ordered(wide(columns), pairs.column_order))
 

@@ -112,14 +112,14 @@ class IntraPairVarianceLoss(Loss):
             return self.zero(embeddings, ref_emb)
         numbers = _numbers(pairs)
         compute = functools.partial(strips, pairs, embeddings, ref_emb, self.memory_budget)
-        kept = list(compute()) if self._fits(pairs, embeddings) else None  # otherwise computed for each pass
+        stored = list(compute()) if self._fits(pairs, embeddings) else None  # otherwise computed for each pass
         signs, factors = (-1, 1), (1 - self.pos_eps, 1 + self.neg_eps)
         # The border is factor * mean(s): every pair moves it by its share.
         shares = [factor / max(1, number) for factor, number in zip(factors, numbers, strict=True)]
-        sums = _sums(kept or compute(), [lambda s: s] * 2)
+        sums = _sums(stored or compute(), [lambda s: s] * 2)
         borders = [share * total for share, total in zip(shares, sums, strict=True)]
         excess = [functools.partial(beyond, border=b, sign=sign) for b, sign in zip(borders, signs, strict=True)]
-        sums = _sums(kept or compute(), excess)
+        sums = _sums(stored or compute(), excess)
         drifts = [-2 * sign * share * total for sign, share, total in zip(signs, shares, sums, strict=True)]
         positive, negative = (ShiftedHinge(*side) for side in zip(signs, borders, drifts, strict=True))
         return self.evaluate(_over_all_pairs(positive, negative, numbers), pairs, embeddings, ref_emb, reduction="sum")

@@ -117,16 +117,16 @@ class TripletMarginLoss(Loss):
         losses, number = torch.zeros_like(s[:, 0]), torch.zeros_like(s[:, 0])
 
         def with_negatives(distance: Tensor, d_p: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
-            kept = negative & filled
+            active = negative & filled
             if self.mining == "semihard":
-                kept = kept & (distance > d_p) & (distance < d_p + self.margin)
-            return torch.where(kept, softplus(d_p - distance + self.margin), 0).sum(1), kept.sum(1)
+                active = active & (distance > d_p) & (distance < d_p + self.margin)
+            return torch.where(active, softplus(d_p - distance + self.margin), 0).sum(1), active.sum(1)
 
         for k in range(d_p.shape[1]):
             # One positive at a time, each computed again for its gradient: K matrices would take unbounded memory.
             slot = slice(k, k + 1)
-            loss, kept = checkpoint(with_negatives, distance, d_p[:, slot], filled[:, slot], use_reentrant=False)
-            losses, number = losses + loss, number + kept
+            loss, active = checkpoint(with_negatives, distance, d_p[:, slot], filled[:, slot], use_reentrant=False)
+            losses, number = losses + loss, number + active
         return losses, number
 
 

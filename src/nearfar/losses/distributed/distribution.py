@@ -101,7 +101,7 @@ class Distribution:
             x = wide(batch.embeddings)  # as rows and as columns: both gradients meet in float32
             all_x = gathered(x, self.ranks, counts, sent=batch.embeddings.dtype)
             if batch.positives is not None:
-                pairs: Pairs = inputs.mask_pairs(batch.positives, batch.negatives, own=rows.start)
+                pairs: Pairs = inputs.mask_pairs(batch.positives, batch.negatives, diagonal=rows.start)
             else:
                 pairs = inputs.sample_pairs(self._collected(batch.labels, counts), None, rows)
             return pairs, batch._replace(embeddings=x, ref_emb=all_x)
@@ -140,27 +140,23 @@ class Distribution:
             return None
         device, rows = batch.embeddings.device, self.ranks.own(counts)
         same = batch.ref_emb is not None and self.shared_references
-        here = slice(0, columns[0]) if same else self.ranks.own(columns)
-        indices = mined.checked(batch.indices_tuple, rows.stop - rows.start, here.stop - here.start, device)
+        references = slice(0, columns[0]) if same else self.ranks.own(columns)
+        indices = mined.checked(batch.indices_tuple, rows.stop - rows.start, references.stop - references.start, device)
         result = []
         for name, index in zip(mined.NAMES[len(indices)], indices, strict=True):
-            shifted = index + (rows if name == "anchors" else here).start
+            shifted = index + (rows if name == "anchors" else references).start
             result.append(self.ranks.collected(shifted, self.ranks.counts(len(index), device)))
         return tuple(result)
 
     # By classes
 
     def _by_classes(self, loss: Loss, batch: Batch, counts: list[int]) -> Tensor:
-        if loss.weight is not None:
-            if batch.labels is not None and batch.labels.ndim == 2:
-                inputs.check_multi_hot(batch.labels, loss.num_classes)
-                batch = batch._replace(labels=None, positives=torch.ne(batch.labels, 0))
-            masks = [self._of_classes_here(mask, loss, counts) for mask in (batch.positives, batch.negatives)]
-            batch = self._batch_of_all(batch._replace(positives=None, negatives=None), counts, counts, alike=False)
-            batch = batch._replace(positives=masks[0], negatives=masks[1])
-        else:
-            batch = self._batch_of_all(batch, counts, counts, alike=False)
-        value = loss.of_batch(batch)
+        if batch.labels is not None and batch.labels.ndim == 2:
+            inputs.check_multi_hot(batch.labels, loss.num_classes)
+            batch = batch._replace(labels=None, positives=torch.ne(batch.labels, 0))
+        masks = [self._of_classes_here(mask, loss, counts) for mask in (batch.positives, batch.negatives)]
+        batch = self._batch_of_all(batch._replace(positives=None, negatives=None), counts, counts, alike=False)
+        value = loss.of_batch(batch._replace(positives=masks[0], negatives=masks[1]))
         if self._samples_classes(loss):
             loss.sampling_step += 1
         if not loss.proxies_are_rows:
@@ -180,7 +176,7 @@ class Distribution:
         return self.sample_rate < 1 and self.by_classes(loss) and loss.training and torch.is_grad_enabled()
 
     def class_pairs(self, loss: Loss, batch: Batch) -> Pairs:
-        """The pairs of all samples × the classes here, or of the classes here × all samples."""
+        """The pairs of all samples × this rank's classes, or of this rank's classes × all samples."""
         shard = Shard(self.ranks, loss.num_classes)
         if batch.labels is not None:
             inputs.check_class_ids(batch.labels, loss.num_classes)
@@ -199,7 +195,7 @@ class Distribution:
         return pairs
 
     def _chosen(self, loss: Loss, shard: Shard, batch: Batch) -> Tensor:
-        """Which of the classes here take part: those of the batch's samples, and those that are drawn."""
+        """Which of this rank's classes take part: those of the batch's samples, and those that are drawn."""
         step = int(loss.sampling_step)
         taking_part = drawn(shard.first, shard.stop, self.sample_rate, self.seed, step, batch.embeddings.device)
         if batch.labels is not None:
