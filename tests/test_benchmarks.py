@@ -172,7 +172,7 @@ def test_running_out_of_time_is_a_row() -> None:
 
 def test_an_error_is_a_row() -> None:
     row = run(Request(PAIR.name, "CosFaceLoss", "nearfar", effort=ONCE), PATIENCE)
-    assert row.status.startswith("error: TypeError")
+    assert row.status.startswith("error: InputTypeError")
 
 
 def test_two_libraries_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -270,7 +270,6 @@ ALLOWED = {
     "losses/engine/maps.py _NoParameters.by TypeError": "only a map's own fields have derivatives",
     "losses/loss.py Loss.spec TypeError": "a loss says what it is",
     "losses/registry.py register.decorate ValueError": "losses have different names",
-    "losses/catalogue/towers.py TwoTowerLoss.of_towers TypeError": "a loss says what it is",
     "losses/catalogue/towers.py TwoTowerLoss.of_rows TypeError": "a loss says what it is",
     "report/page.py Section.table ValueError": "rows are as long as the header",
     "report/page.py Section.figure TypeError": "figures are SVG or PNG",

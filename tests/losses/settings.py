@@ -34,7 +34,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
         {"lambda_plus": 2.0, "lambda_minus": 0.5, "margin_plus": 0.7, "margin_minus": 0.1}
     ],
     "TupletMarginLoss": [{"margin": 0.3, "scale": 8.0}],
-    "AMSoftmaxLoss": [{"margin": 0.2}],
+    "AMSoftmaxLoss": [{"margin": 0.2}, {"scale": 8.0, "margin": by_class}],
     "AdaFaceLoss": [{"margin": 0.3, "scale": 8.0, "h": 3.0}],
     "ArcFaceLoss": [
         {"margin": 2.0, "scale": 8.0},

@@ -311,8 +311,9 @@ BOUNDARIES = [
 
 def boundary(loss: losses.CircleLoss) -> tuple[Tensor, float]:
     """Centre ((O_n + Δ_n)/2, (O_p + Δ_p)/2) and radius √C, C = ((O_n − Δ_n)² + (O_p − Δ_p)²)/4, in the plane (s_n, s_p)."""
-    centre = tensor(loss.O_n + loss.delta_n, loss.O_p + loss.delta_p) / 2
-    return centre, math.sqrt(((loss.O_n - loss.delta_n) ** 2 + (loss.O_p - loss.delta_p) ** 2) / 4)
+    O_p, O_n, delta_p, delta_n = loss.optima_and_margins
+    centre = tensor(O_n + delta_n, O_p + delta_p) / 2
+    return centre, math.sqrt(((O_n - delta_n) ** 2 + (O_p - delta_p) ** 2) / 4)
 
 
 @pytest.mark.parametrize("gamma", [4.0, 256.0])
@@ -320,12 +321,12 @@ def boundary(loss: losses.CircleLoss) -> tuple[Tensor, float]:
 def test_circle_boundary(arguments: dict[str, float], gamma: float) -> None:
     """One pair of each kind: L = log 2 on the circle, less inside, more outside, wherever both weights are positive; γ does not move it."""
     loss = losses.CircleLoss(**arguments, gamma=gamma, reduction="none")
-    centre, radius = boundary(loss)
+    (O_p, O_n, *_), (centre, radius) = loss.optima_and_margins, boundary(loss)
     angle = torch.linspace(0, 2 * math.pi, 73, dtype=torch.float64)
 
     def at(radius: float) -> Tensor:
         points = centre + radius * torch.stack([angle.cos(), angle.sin()], 1)
-        s_n, s_p = points[(points.abs() < 1).all(1) & (points[:, 0] > loss.O_n) & (points[:, 1] < loss.O_p)].T
+        s_n, s_p = points[(points.abs() < 1).all(1) & (points[:, 0] > O_n) & (points[:, 1] < O_p)].T
         assert len(s_n) >= 15
         anchor, columns = realise(torch.cat([s_p, s_n])[None])
         diagonal, none = torch.eye(len(s_n), dtype=torch.bool), torch.zeros(len(s_n), len(s_n), dtype=torch.bool)
@@ -859,7 +860,7 @@ def test_n_pairs_of_the_paper(classes: list[int], anchors: list[int], positives:
         torch.testing.assert_close(
             torch.autograd.grad(value, x, upstream)[0], torch.autograd.grad(expected, x, upstream, retain_graph=True)[0]
         )
-    with pytest.raises(ValueError, match="takes class ids"):
+    with pytest.raises(ValueError, match="takes no ref_emb"):
         losses.NPairsLoss(pairs="one_per_class")(x, labels, ref_emb=x, ref_labels=labels)
     with pytest.warns(UserWarning, match="both a positive and a negative"):
         assert losses.NPairsLoss(pairs="one_per_class", l2_weight=0.0)(x, torch.arange(9)) == 0

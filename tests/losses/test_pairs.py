@@ -95,7 +95,7 @@ def test_masks_of_some_samples_among_all_leave_out_the_samples_themselves(own: i
     """Four rows, the samples from `own` on: whatever a mask says of a sample with itself, it is no pair, in any tile."""
     positive = torch.rand(4, 10, generator=torch.Generator().manual_seed(0)) < 0.5
     positive[torch.arange(4), own + torch.arange(4)] = torch.tensor([True, False, True, False])
-    pairs = mask_pairs(positive, None, own=own)
+    pairs = mask_pairs(positive, None, diagonal=own)
     for top in range(0, 4, width):
         for left in range(0, 10, width):
             rows, columns = slice(top, min(top + width, 4)), slice(left, min(left + width, 10))

@@ -203,13 +203,14 @@ def test_gradcheck_of_circle(setting: Setting) -> None:
         return torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(columns).t()
 
     pace = similarities(x, x if loss.weight is None else loss.weight.detach())
-    pace_p = loss.slope_p * torch.relu(loss.O_p - pace)
-    pace_n = loss.slope_n * torch.relu(pace - loss.O_n)
+    O_p, O_n, delta_p, delta_n = loss.optima_and_margins
+    pace_p = loss.slope_p * torch.relu(O_p - pace)
+    pace_n = loss.slope_n * torch.relu(pace - O_n)
 
     def held(x: Tensor, columns: Tensor) -> Tensor:
         s = similarities(x, columns)
-        u = torch.logsumexp((-loss.gamma * pace_p * (s - loss.delta_p)).masked_fill(~positive, -torch.inf), 1)
-        v = torch.logsumexp((loss.gamma * pace_n * (s - loss.delta_n)).masked_fill(~negative, -torch.inf), 1)
+        u = torch.logsumexp((-loss.gamma * pace_p * (s - delta_p)).masked_fill(~positive, -torch.inf), 1)
+        v = torch.logsumexp((loss.gamma * pace_n * (s - delta_n)).masked_fill(~negative, -torch.inf), 1)
         return torch.log1p(torch.exp(-(u + v).abs())).add(torch.relu(u + v)).mean()
 
     x.requires_grad_()

@@ -99,7 +99,7 @@ def test_what_centres_refuse() -> None:
         losses.CenterLoss(0, SIZE)
     with pytest.raises(ValueError, match="embedding_size must be a positive number, not 0"):
         losses.CenterLoss(4, 0)
-    with pytest.raises(ValueError, match=r"alpha is how far the centres follow, between 0 and 1, not 1\.1"):
+    with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, not 1\.1"):
         losses.CenterLoss(4, SIZE, alpha=1.1)
     loss = losses.SubCenterArcFaceLoss(2, SIZE)
     with pytest.raises(ValueError, match=r"if these are degrees, threshold=math.radians\(75\) is 1.309"):

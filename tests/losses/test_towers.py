@@ -60,7 +60,7 @@ def compare(name: str, loss: losses.Loss, a: Tensor, b: Tensor, **call: Tensor) 
     mean, rows = reference(name, loss, a, b, call.get("sample_weight"))
     inputs = [a, b, *(p for p in loss.parameters() if p.requires_grad)]
     expected: dict = {"mean": (mean, None)}
-    if name != "VICRegLoss":
+    if not loss.whole_batch:
         expected |= {"sum": (rows.sum(), None), "none": (rows, unit(len(rows), seed=11))}
     for reduction, (value, upstream) in expected.items():
         loss.reduction = reduction
@@ -78,7 +78,7 @@ def compare(name: str, loss: losses.Loss, a: Tensor, b: Tensor, **call: Tensor) 
 def test_value_and_gradient(name: str, arguments: dict, kind: str, dense: bool) -> None:
     a, b = (t.requires_grad_() for t in pairs_of_towers()[kind])
     loss = make(name, arguments, dense=dense)
-    if name == "VICRegLoss" and len(a) < 2:
+    if loss.whole_batch and len(a) < 2:
         with pytest.raises(ValueError, match="needs the variances of a batch"):
             loss(a, b)
     else:
@@ -157,7 +157,8 @@ def test_nothing(name: str) -> None:
     assert loss.item() == 0 and a.grad is not None
 
 
-def test_which_fall_into_rows() -> None:
-    """So that ranks share the work of these, and each does all of VICReg's, whose covariances are of the whole batch."""
-    local = {name: bool(getattr(losses, name)().row_local) for name in ("InfoNCELoss", "SigLIPLoss", "VICRegLoss")}
-    assert local == {"InfoNCELoss": True, "SigLIPLoss": True, "VICRegLoss": False}
+def test_which_are_sums_over_rows() -> None:
+    """So that ranks divide the work of these; every rank does all of VICReg's, whose covariances are of the whole batch."""
+    towers = [info for info in losses.list_losses() if info.level == "towers"]
+    assert {info.name for info in towers if info.row_local} == {"InfoNCELoss", "SigLIPLoss"}
+    assert {info.name for info in towers if info.whole_batch} == {"VICRegLoss"}

@@ -11,7 +11,7 @@ from tests.reference.proxy import center_update
 from tests.reference.test_reference import samples
 from tests.reference.tuples import dynamic_soft_margin_histogram
 
-WHOLE = ["HistogramLoss", "IntraPairVarianceLoss", "LiftedStructureLoss"]
+WHOLE = [info.name for info in losses.list_losses() if info.whole_batch and info.level == "pair"]
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -56,7 +56,7 @@ def test_small_strips_change_nothing(name: str, labels: torch.Tensor, monkeypatc
         if listed is not None:
             for module in ("lifted", "angular"):
                 monkeypatch.setattr(f"nearfar.losses.catalogue.{module}.LISTED", listed)
-            monkeypatch.setattr("nearfar.losses.catalogue.whole_batch.MASKED", listed)
+            monkeypatch.setattr("nearfar.losses.catalogue.all_pairs.MASKED", listed)
         loss = getattr(losses, name)(memory_budget=budget).double().eval()(x, labels)
         results.append((loss, *torch.autograd.grad(loss, x)))
     for value, gradient in results[1:]:

@@ -49,7 +49,7 @@ LABELS = torch.tensor([0, 0, 1, 1])
 
 
 def test_which_losses_are_free() -> None:
-    assert {info.name for info in list_losses() if info.loss.free_norm} == FREE
+    assert {info.name for info in list_losses() if info.free_norm} == FREE
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def _show(name: str) -> None:
             print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")
     if info.level in ("towers", "penalty"):
         return
-    norm = "any norm" if info.loss.free_norm else "norm 1"
+    norm = "any norm" if info.free_norm else "norm 1"
     print(
         f"\ndefined on features of {norm}. Trained, unless the options say otherwise, with rates (AdamW's) and warm-up:"
     )

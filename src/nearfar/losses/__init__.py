@@ -1,11 +1,12 @@
 """Losses for deep metric learning, every one a setting of one formula, run by one exact engine.
 
-    the frame       loss.py        checks a batch, knows its pairs, owns the class weights, calls the engine
-                    inputs.py, mined.py     labels, masks and what miners find, checked and turned into pairs
-                    wrappers.py    losses of losses: a memory, nested dimensions, two views, weighted sums
+    the frame       loss.py        knows the pairs of a batch, owns the class vectors, calls the engine
+                    settings.py    the arguments of constructors, each declared once
+                    inputs.py, mined.py     labels, masks and miners' lists, checked and turned into pairs
+                    sums.py, cross_batch_memory.py, matryoshka.py, self_supervised.py   losses made of losses
                     registry.py    every loss with its paper and formula
     catalogue/      what the losses are, a class each
-    engine/         how they are computed; dense.py there is the same the plain way
+    engine/         how they are computed; dense.py is the same computation the plain way
     distributed/    over several processes: pairs with all ranks' samples, sharded class weights
 
     >>> import torch
@@ -39,7 +40,6 @@ from nearfar.losses.catalogue.contrastive import (
 from nearfar.losses.catalogue.faces import AdaFaceLoss, CurricularFaceLoss, MagFaceLoss, P2SGradLoss
 from nearfar.losses.catalogue.histograms import DynamicSoftMarginLoss, HistogramLoss, IntraPairVarianceLoss
 from nearfar.losses.catalogue.lifted import GeneralizedLiftedStructureLoss, LiftedStructureLoss
-from nearfar.losses.catalogue.own_function import StripLoss
 from nearfar.losses.catalogue.penalties import BitBalanceLoss, QuantizationLoss
 from nearfar.losses.catalogue.proxies import ProxyAnchorLoss, ProxyNCALoss
 from nearfar.losses.catalogue.ranking import FastAPLoss, PNPLoss, RankedListLoss, RecallAtKLoss, SmoothAPLoss
@@ -53,11 +53,15 @@ from nearfar.losses.catalogue.softmax import (
     NormFaceLoss,
     SoftmaxLoss,
 )
+from nearfar.losses.catalogue.strip_loss import StripLoss
 from nearfar.losses.catalogue.towers import InfoNCELoss, SigLIPLoss, VICRegLoss
 from nearfar.losses.catalogue.triplets import MarginLoss, TripletMarginLoss
+from nearfar.losses.cross_batch_memory import CrossBatchMemory
 from nearfar.losses.loss import Loss
+from nearfar.losses.matryoshka import MatryoshkaLoss
 from nearfar.losses.registry import LossInfo, list_losses, list_penalties
-from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
+from nearfar.losses.self_supervised import SelfSupervisedLoss
+from nearfar.losses.sums import SumLoss
 
 __all__ = [
     "AMSoftmaxLoss",

@@ -1,17 +1,92 @@
 """What callers hand to a loss, checked and turned into pairs. Every error says what is wrong and what to do."""
 
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from nearfar.errors import InputError, InputTypeError
-from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs
+from nearfar.losses import mined
+from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs, over_all_rows
+from nearfar.losses.engine.spec import Average
+from nearfar.losses.mined import IndicesTuple
+
+if TYPE_CHECKING:
+    from nearfar.losses.loss import Loss
 
 MASK_BLOCK = 2**22  # pairs counted at a time
-FEW_LABELS = 128  # up to so many are looked at one by one
+FEW_LABELS = 128  # up to this number, the smallest and the largest are found on the host
+
+
+class Batch(NamedTuple):
+    """What a loss is called with; see `Loss.forward`."""
+
+    embeddings: Tensor
+    labels: Tensor | None = None
+    indices_tuple: IndicesTuple | None = None
+    ref_emb: Tensor | None = None
+    ref_labels: Tensor | None = None
+    positives: Tensor | None = None
+    negatives: Tensor | None = None
+    sample_weight: Tensor | None = None
+
+    @property
+    def columns(self) -> int:
+        """How many samples the batch is compared with."""
+        return len(self.embeddings if self.ref_emb is None else self.ref_emb)
+
+    def selected(self, samples: Tensor) -> "Batch":
+        """Only these samples, a boolean mask (N,), of a batch for class vectors."""
+        names = "embeddings", "labels", "positives", "negatives", "sample_weight"
+        values = ((name, getattr(self, name)) for name in names)
+        chosen: dict[str, Any] = {name: None if value is None else value[samples] for name, value in values}
+        return self._replace(**chosen)
+
+    def with_mined_weights(self) -> "Batch":
+        """For class vectors: the samples weighted by how often a miner lists them."""
+        n, weight = len(self.embeddings), self.sample_weight
+        assert self.indices_tuple is not None
+        listed = mined.sample_weights(mined.checked(self.indices_tuple, n, n, self.embeddings.device), n)
+        if listed is None:
+            return self
+        return self._replace(sample_weight=listed if weight is None else weight * listed)
+
+
+def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
+    """Raise `InputError` unless the batch says in one way which pairs there are; see `Loss.check_pairs`."""
+    n, labels, positives, ref_emb = len(batch.embeddings), batch.labels, batch.positives, batch.ref_emb
+    by_miner = batch.indices_tuple is not None and not loss.class_level
+    if by_miner and positives is not None:
+        raise InputError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
+    if (labels is None) == (positives is None) and not by_miner:
+        raise InputError("give either labels, or positives= (and negatives=) as boolean masks")
+    if ref_emb is not None:
+        name = type(loss).__name__
+        if loss.weighted:
+            raise InputError(
+                f"{name} with num_classes compares with its diagonal class weights: ref_emb goes with pair-level losses"
+            )
+        if not loss.takes_references:
+            raise InputError(f"{name} takes no ref_emb")
+        check_embeddings(ref_emb, batch.embeddings.shape[1], "ref_emb", finite=loss.check_finite)
+    if positives is not None:
+        width = loss.num_classes if loss.weighted else batch.columns if columns is None else columns
+        check_masks(positives, batch.negatives, (n, width))
+        return
+    if batch.negatives is not None:
+        raise InputError("negatives= goes with positives=, instead of labels")
+    if labels is not None:
+        check_labels(labels, n)
+    if by_miner or loss.weighted:
+        return
+    if (ref_emb is None) != (batch.ref_labels is None):
+        raise InputError("ref_emb and ref_labels go together")
+    if ref_emb is not None and batch.ref_labels is not None:
+        check_labels(batch.ref_labels, len(ref_emb), "ref_labels", "ref_emb")
 
 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
-    """(N, D), floating point; of the dimension `size` if that is known; without NaN or infinity if `finite`."""
+    """Raise an error unless they are floating point (N, D); D is `size`, if given; finite, if `finite`."""
     if not isinstance(embeddings, Tensor):
         raise InputTypeError(f"{name} must be a torch.Tensor, not {type(embeddings).__name__}")
     if embeddings.ndim != 2:
@@ -32,7 +107,7 @@ def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddin
 
 
 def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embeddings") -> None:
-    """Class ids (n,) or multi-hot (n, L), integers or booleans."""
+    """Raise an error unless they are class ids (n,) or multi-hot (n, L), integers or booleans."""
     if not isinstance(labels, Tensor):
         raise InputTypeError(
             f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one"
@@ -50,17 +125,28 @@ def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embedd
         raise InputTypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
 
 
-def check_sample_weight(weight: Tensor, n: int) -> None:
-    """(n,), not negative."""
+def class_ids(labels: Tensor | None, loss: str) -> Tensor:
+    """The labels, if every sample has one class; otherwise raise `InputError`."""
+    if labels is None or labels.ndim != 1:
+        raise InputError(f"{loss} takes the one class of every sample: give class ids (N,) as labels")
+    return labels
+
+
+def check_sample_weight(weight: Tensor | None, n: int, loss: "Loss") -> None:
+    """Raise an error unless they are (n,), not negative, and the loss takes them."""
+    if weight is None:
+        return
     if not isinstance(weight, Tensor) or weight.shape != (n,):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise InputError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
     if weight.numel() and not bool((weight >= 0).all()):
         raise InputError("sample_weight must not be negative or NaN")
+    if loss.whole_batch:
+        raise InputError(f"{type(loss).__name__} is one number for the batch: it takes no sample_weight")
 
 
 def check_class_ids(labels: Tensor, classes: int) -> None:
-    """Between 0 and classes - 1."""
+    """Raise `InputError` unless they are between 0 and classes - 1."""
     if labels.numel():
         if labels.numel() <= FEW_LABELS:
             ids = labels.tolist()
@@ -75,7 +161,7 @@ def check_class_ids(labels: Tensor, classes: int) -> None:
 
 
 def check_multi_hot(labels: Tensor, classes: int) -> None:
-    """A column for every class."""
+    """Raise `InputError` unless there is a column for every class."""
     if labels.shape[1] != classes:
         raise InputError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
 
@@ -84,7 +170,7 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
     """Samples × samples, or samples × references, from class ids or multi-hot labels.
 
     Args:
-        part: the rows are these samples, instead of all; without `ref_labels`.
+        part: take only these samples as rows; without `ref_labels`.
     """
     if labels.ndim == 1:
         if ref_labels is None:
@@ -104,8 +190,8 @@ def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None =
         positive = left[rows] @ right[columns].t() > 0
         return positive, ~positive
 
-    own = None if ref_labels is not None else 0 if part is None else part.start
-    return _mask_pairs(shares_a_label, len(left), len(right), own)
+    diagonal = None if ref_labels is not None else 0 if part is None else part.start
+    return _mask_pairs(shares_a_label, len(left), len(right), diagonal)
 
 
 def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
@@ -119,12 +205,13 @@ def class_pairs(labels: Tensor, classes: int, proxies_are_rows: bool) -> Pairs:
 
 
 def mask_pairs(
-    positives: Tensor, negatives: Tensor | None, own: int | None = None, transpose: bool = False
+    positives: Tensor, negatives: Tensor | None, diagonal: int | None = None, transpose: bool = False
 ) -> MaskPairs:
     """From boolean masks (samples × columns). Without `negatives`, whatever is not positive is negative.
 
     Args:
-        own: the rows are samples among the columns, from this one on: each is no pair with itself.
+        diagonal: the column of the first row's sample, where the rows are consecutive samples among the columns: no
+            sample is a pair with itself.
     """
     if negatives is not None and bool((positives & negatives).any()):
         raise InputError("some pairs are in both positives and negatives")
@@ -135,11 +222,11 @@ def mask_pairs(
         positive = positives[rows, columns]
         return positive, ~positive if negatives is None else negatives[rows, columns]
 
-    return _mask_pairs(cut, len(positives), positives.shape[1], own)
+    return _mask_pairs(cut, len(positives), positives.shape[1], diagonal)
 
 
 def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, int]) -> None:
-    """Boolean, (samples, columns)."""
+    """Raise `InputError` unless they are boolean, (samples, columns)."""
     for name, mask in (("positives", positives), ("negatives", negatives)):
         if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
             raise InputError(
@@ -148,13 +235,34 @@ def check_masks(positives: Tensor, negatives: Tensor | None, shape: tuple[int, i
             )
 
 
-def _mask_pairs(mask: MaskFunction, rows: int, columns: int, own: int | None) -> MaskPairs:
+def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | None) -> MaskPairs:
     def without_self(i: slice, j: slice) -> tuple[Tensor, Tensor]:
         positive, negative = mask(i, j)
-        if own is not None and i.start + own < j.stop and j.start < i.stop + own:
-            index = torch.arange(max(i.stop + own, j.stop), device=positive.device)
-            other = index[i.start + own : i.stop + own, None] != index[j]
+        if diagonal is not None and i.start + diagonal < j.stop and j.start < i.stop + diagonal:
+            index = torch.arange(max(i.stop + diagonal, j.stop), device=positive.device)
+            other = index[i.start + diagonal : i.stop + diagonal, None] != index[j]
             return positive & other, negative & other
         return positive, negative
 
     return MaskPairs(without_self, rows, columns, block=max(1, MASK_BLOCK // max(1, columns)))
+
+
+def lacking(pairs: Pairs, average: Average) -> str | None:
+    """What a batch lacks of which no row counts in this average, and what to do; None if some row counts."""
+    shared = pairs.spread is not None and pairs.spread.over == "rows"  # other ranks have other rows
+    if pairs.complete and not shared:
+        return None
+    has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
+    if average == "positive":
+        counts, needed = has_positive, "a positive pair"
+    elif average in ("both", "pairs"):
+        counts, needed = has_positive & has_negative, "both a positive and a negative pair"
+    else:
+        counts, needed = has_positive | has_negative, "any pair"
+    if bool(over_all_rows(pairs, counts.sum()) > 0):
+        return None
+    if bool(over_all_rows(pairs, has_positive.sum()) > 0):
+        why = "all samples share one label: draw several classes into each batch"
+    else:
+        why = "no two samples share a label: draw several samples of each class, as an m-per-class sampler does"
+    return f"no row of this batch ({len(counts)} rows) has {needed}, so the loss and its gradient are zero; {why}."

@@ -1,99 +1,34 @@
-"""`Loss`: the module every loss is. It checks what it is given, knows the pairs, owns the class weights, and calls
-the engine.
-"""
+"""`Loss`, the module that every loss is: it knows the pairs of a batch, owns the class vectors, calls the engine."""
 
-import functools
 import math
-import os
-import sys
-import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from dataclasses import KW_ONLY, InitVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError, StateError
 from nearfar.losses import engine, inputs, migration, mined
-from nearfar.losses.engine.maps import Row
+from nearfar.losses.calling import eager, warn_caller
 from nearfar.losses.engine.memory import Spare
 from nearfar.losses.engine.pairs import Pairs, over_all_rows
-from nearfar.losses.engine.plan import BUDGET, SIZES, Plan, Sizes
+from nearfar.losses.engine.plan import BUDGET, SIZES, Plan
 from nearfar.losses.engine.spec import Average, LossSpec, StripSpec
+from nearfar.losses.inputs import Batch
 from nearfar.losses.mined import IndicesTuple, TuplePairs
+from nearfar.losses.placeholders import with_placeholders
+from nearfar.losses.settings import Bytes, PositiveInt
+from nearfar.losses.sums import Summand
 
 if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
-    from nearfar.losses.wrappers import SumLoss
 
 Reduction = Literal["mean", "sum", "none"]
 Learned = Literal["classes", "scale", "boundary"]  # kinds of parameters, each with a learning rate of its own
-INSIDE = tuple(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__))
 
 
-def _calls_to_the_user() -> int:
-    """How many calls it is from where this is called to whoever called the loss: a warning's stacklevel."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def eager(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keep what is around the loss out of it: torch.compile breaks its graph there, since the engine's loop is its own
-    schedule (nothing of the compiler is imported before that), and autocast does not reach its arithmetic.
-    """
-    outside_the_graph = torch._disable_dynamo(forward)  # type: ignore[attr-defined]
-
-    @functools.wraps(forward)
-    def call(self: "Loss", embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        device = embeddings.device.type if isinstance(embeddings, Tensor) else "cpu"
-        run = outside_the_graph if torch.compiler.is_compiling() else forward
-        if not torch.is_autocast_enabled(device):
-            return run(self, embeddings, *args, **kwargs)
-        with torch.autocast(device, enabled=False):
-            return run(self, embeddings, *args, **kwargs)
-
-    return call
-
-
-class Summand(nn.Module):
-    """What can be weighed and added: `0.5 * a + b` is a `SumLoss`."""
-
-    def __mul__(self, weight: float) -> "SumLoss":
-        from nearfar.losses.wrappers import SumLoss  # which is made of this class
-
-        return SumLoss([self], [weight])
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: nn.Module) -> "SumLoss":
-        from nearfar.losses.wrappers import SumLoss
-
-        return SumLoss([self, other])
-
-    def __radd__(self, other: Any) -> "Summand":
-        from nearfar.losses.wrappers import SumLoss
-
-        if isinstance(other, int) and other == 0:  # where sum() begins
-            return self
-        return SumLoss([other, self])
-
-
-class Given(NamedTuple):
-    """What a loss is called with; see `Loss.forward`."""
-
-    embeddings: Tensor
-    labels: Tensor | None = None
-    indices_tuple: IndicesTuple | None = None
-    ref_emb: Tensor | None = None
-    ref_labels: Tensor | None = None
-    positives: Tensor | None = None
-    negatives: Tensor | None = None
-    sample_weight: Tensor | None = None
-
-
-class Loss(Summand):
+class Loss(Summand, common=True):
     """A loss of embeddings and labels.
 
     Args:
@@ -108,16 +43,22 @@ class Loss(Summand):
     `loss.parameters()` to an optimiser.
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-    logit_scale: nn.Parameter | None  # the logarithm of a learned scale
-    # What a loss can, which it declares, and `LossInfo` shows; an instance may say otherwise.
-    row_local: bool = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
-    needs_class_ids: bool = False  # every sample has one class: no multi-hot labels, no masks
-    takes_references: bool = True  # samples may be compared with `ref_emb`, if not with classes
-    whole_batch: bool = False  # it is one number for the batch: no rows, no sample weights
-    free_norm: bool = False  # whether it is defined on features of any norm, and not of norm 1 alone
-    learned: ClassVar[Mapping[str, Learned]] = {  # of which kind its parameters are, if it has them
+    _: KW_ONLY
+    reduction: Reduction = "mean"
+    memory_budget: Bytes = BUDGET
+    check_finite: bool = False
+    dense: bool = False
+    sharded: bool = False
+
+    # Capabilities, which a loss declares and `LossInfo` shows.
+    row_local = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
+    needs_class_ids = False  # every sample has one class: no multi-hot labels, no masks
+    takes_references = True  # samples may be compared with `ref_emb`, if not with classes
+    whole_batch = False  # it is one number for the batch: no other reduction, no sample weights
+    free_norm = False  # it is defined on features of any norm, and not only of norm 1
+    only_products = True  # it sees samples only through their norms and products, not through single coordinates
+    proxies_are_rows = False  # the class vectors are the anchors, and the samples are compared with them
+    learned: ClassVar[Mapping[str, Learned]] = {  # the kinds of its parameters, by their names
         "weight": "classes",
         "bias": "classes",
         "scale": "scale",
@@ -128,55 +69,53 @@ class Loss(Summand):
         "margin": "boundary",
         "m": "boundary",
     }
-    num_classes: int = 0  # that have weights
-    weighted: bool = False  # whether there are any: what is no parameter is found faster
-    vectors_per_class: int = 1
-    sizes: Sizes = SIZES  # of the blocks that the engine works in
-    distribution: "Distribution | None" = None  # over several processes, which `distribute` gives it
-    sampling_step: Tensor  # how many steps have drawn classes, and the classes here that the last one did,
-    sampled: Tensor | None = None  # where it says that not all take part
+    class_level = False  # whether samples are compared with vectors of the classes, and not with each other
+    weighted = False  # whether it owns these vectors as `weight`; faster to read than the parameter
+    num_classes = 0
+    vectors_per_class = 1
+    sizes = SIZES  # of the blocks that the engine works in
 
-    def __init__(
-        self,
-        *,
-        reduction: Reduction = "mean",
-        memory_budget: int = BUDGET,
-        check_finite: bool = False,
-        dense: bool = False,
-        sharded: bool = False,
-    ):
-        super().__init__()
-        if reduction not in ("mean", "sum", "none"):
-            raise InputError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
-        if memory_budget < 0:
-            raise InputError(f"memory_budget must be a number of bytes, not {memory_budget}")
-        self.reduction: Reduction = reduction
-        self.memory_budget = int(memory_budget)
-        self.check_finite = check_finite
-        self.dense = dense
-        self.sharded = sharded
+    def create_state(self) -> None:
         self.spare = Spare()  # memory that every step needs
-        self.register_parameter("weight", None)
-        self.register_parameter("bias", None)
-        self.register_parameter("logit_scale", None)
+        self.weight: nn.Parameter | None
+        self.bias: nn.Parameter | None
+        self.logit_scale: nn.Parameter | None  # the logarithm of a learned scale
+        for name in ("weight", "bias", "logit_scale"):
+            self.register_parameter(name, None)
+        self.distribution: Distribution | None = None  # over several processes; `distribute` sets it
+        self.sampling_step: Tensor  # how many steps have drawn classes, where only some take part
+        self.sampled: Tensor | None = None  # the classes of this rank that the last step drew
+
+    def set_up(self, *_: Any, **sizes: Any) -> None:
+        """Own class vectors, if `num_classes` and `embedding_size` are settings and are given."""
+        if self.whole_batch and self.reduction != "mean":
+            raise InputError(
+                f"{type(self).__name__} is one number for the batch: it has no reduction={self.reduction!r}"
+            )
+        if any(size is not None for size in sizes.values()):
+            self.add_classes(**sizes)
 
     def add_classes(
         self, num_classes: int | None, embedding_size: int | None, *, bias: bool = False, vectors_per_class: int = 1
     ) -> None:
-        """Own vectors for every class, normally distributed as He's initialisation has it (fan-out); biases of zero."""
+        """Own vectors for every class, drawn from He's normal distribution (fan-out), and perhaps biases of zero."""
         if num_classes is None or embedding_size is None:
             raise InputError("the class-level form needs both num_classes and embedding_size")
         if num_classes < 1 or embedding_size < 1:
             raise InputError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
-        self.weighted, self.num_classes, self.vectors_per_class = True, num_classes, vectors_per_class
+        self.weighted = self.class_level = True
+        self.num_classes, self.vectors_per_class = num_classes, vectors_per_class
         device = torch.device("meta") if self.sharded else None
         vectors = torch.randn(num_classes * vectors_per_class, embedding_size, device=device)
         self.weight = nn.Parameter(vectors * self.initial_scale)
         if bias:
             self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
+        for setting in self.settings.values():  # a number given as a tensor is one of every class
+            if setting.attribute and isinstance(value := getattr(self, setting.name), Tensor):
+                self.number_by_class(setting.name, value, num_classes)
 
     def train(self, mode: bool = True) -> Self:
-        """As of every module; what is not trained keeps no memory for the next step."""
+        """Set the mode; eval() frees the step buffers."""
         if not mode:
             self.spare.give_up()
         return super().train(mode)
@@ -186,62 +125,61 @@ class Loss(Summand):
         """The standard deviation of class weights when they are drawn."""
         return float((2 / (self.num_classes * self.vectors_per_class)) ** 0.5)
 
+    # What a loss says of itself
+
     def spec(self) -> LossSpec | StripSpec:
-        """The setting of the formula that this loss is."""
+        """The setting of the formula that this loss is. A field of a map may be a tensor: a number that all rows share,
+        or one of every class (C,). It is differentiated, too.
+        """
         raise TypeError(f"{type(self).__name__} does not say which formula it is: define spec()")
 
     def prepare(self, embeddings: Tensor) -> Tensor:
-        """What is done to the embeddings before they are compared; differentiable."""
+        """Transform the embeddings before they are compared; differentiable."""
         return embeddings
 
-    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """What a training step changes in the loss itself before its gradient is formed."""
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        """The numbers of the rows, (N,) each, that stand for `Row(0)`, `Row(1)` … in the maps; or that a strip function
+        takes besides the similarities.
+        """
+        return ()
+
+    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
+        """The numbers of the columns, (M,) each, that stand for `Column(0)` … in the positive map."""
+        return ()
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
-        """What is added to every row's loss (N,), besides the formula."""
+        """Terms (N,) that are added to the rows' losses, besides the formula."""
         return None
+
+    def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        """Update the loss's own state in a training step, before the gradient is formed; without autograd."""
+
+    def after_step(self) -> None:
+        """Update the loss's own state in a training step, after the gradient has been formed."""
 
     def learn_scale(self, scale: float) -> None:
         """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale)."""
         self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
 
-    def scales(self, scale: float) -> tuple[float | Row, float | Row]:
-        """The scale and its negative, as linear maps take them: numbers, or, if it is learned, `row_parameters`."""
-        return (scale, -scale) if self.logit_scale is None else (Row(0), Row(1))
-
-    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """What maps or a strip function take of the rows besides the similarities, (N,) each."""
-        if self.logit_scale is None:
-            return ()
-        scale = self.logit_scale.exp().expand(len(embeddings))
-        return scale, -scale
-
-    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
-        """What the positive map takes of the columns, (M,) each."""
-        return ()
+    def scales(self, scale: float) -> tuple[Any, Any]:
+        """The learned scale, or else this one, and its negative: for linear maps of negative and positive pairs."""
+        current = scale if self.logit_scale is None else self.logit_scale.exp()
+        return current, -current
 
     def number_by_class(self, name: str, value: float | Tensor, num_classes: int | None) -> None:
-        """Keep a number, or one for every class (C,): a buffer, or a parameter if it is given as one."""
-        if not isinstance(value, Tensor):
-            setattr(self, name, value)
-            return
-        if num_classes is None or value.shape != (num_classes,) or not value.is_floating_point():
+        """Keep a number, or one of every class (C,): a buffer, or a parameter if it is given as one."""
+        if isinstance(value, Tensor) and (value.shape != (num_classes,) or not value.is_floating_point()):
             raise InputError(
                 f"{name} by class must be a floating-point tensor of shape (num_classes,), "
                 f"not {value.dtype} {tuple(value.shape)} for num_classes={num_classes}"
             )
-        if isinstance(value, nn.Parameter):
-            setattr(self, name, value)
-        else:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            vars(self).pop(name, None)
             self.register_buffer(name, value.clone())
+        else:
+            setattr(self, name, value)
 
-    def part_here(self, pairs: Pairs, table: Tensor) -> Tensor:
-        """Of numbers (C,) by class those of the classes here."""
-        shard = None if pairs.spread is None else pairs.spread.shard
-        return table if shard is None else shard.part(table)
-
-    def after_step(self) -> None:
-        """What it changes once its gradient has been formed."""
+    # The call
 
     @eager
     def forward(
@@ -260,72 +198,97 @@ class Loss(Summand):
         Args:
             embeddings: (N, D).
             labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
-            indices_tuple: what a miner found, triplets (anchors, positives, negatives) or pairs (anchors, positives,
-                anchors, negatives), each a tensor of indices; the second ones are into `ref_emb`, if that is given.
-                Pair-level losses take these pairs instead of those that the labels make, each once however often it
-                is listed (`TripletMarginLoss`: exactly these triplets). Class-level losses weigh the samples by how
-                often each is listed, relative to the most listed one.
+            indices_tuple: what a miner returns, triplets (anchors, positives, negatives) or pairs (anchors, positives,
+                anchors, negatives), each a tensor of indices; positives and negatives index `ref_emb`, if that is
+                given. Pair-level losses take these pairs instead of those that the labels make, each once however
+                often it is listed (`TripletMarginLoss`: exactly these triplets). Class-level losses weight the samples
+                by how often each is listed, relative to the most listed one.
             ref_emb, ref_labels: another set of columns to compare with, for pair-level losses.
             positives, negatives: instead of labels, boolean masks (N, columns); the pairs in neither are ignored.
-                Without `negatives`, all others are.
+                Without `negatives`, all others are negative.
             sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
         """
         embedding_size = self.weight.shape[-1] if self.weighted and self.weight is not None else None
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
-        if sample_weight is not None:
-            inputs.check_sample_weight(sample_weight, len(embeddings))
-        given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
+        inputs.check_sample_weight(sample_weight, len(embeddings), self)
+        batch = Batch(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
         if self.distribution is not None:
-            return self.distribution.evaluate(self, given)
+            return self.distribution.evaluate(self, batch)
         if self.sharded and self.class_level:
             raise StateError(
                 f"{type(self).__name__} was made with sharded=True, and its class weights have no values yet: "
                 "call nearfar.losses.distributed.distribute(loss) first"
             )
-        self.check_pairs(given)
-        return self.of_batch(given)
+        self.check_pairs(batch)
+        return self.of_batch(batch)
 
-    def of_batch(self, given: Given) -> Tensor:
+    def check_pairs(self, batch: Batch, columns: int | None = None) -> None:
+        """Raise `InputError` unless the batch says in one way which pairs there are.
+
+        Args:
+            columns: how many columns masks of samples have; by default as many as there are samples to compare with.
+        """
+        inputs.check_batch(batch, self, columns)
+
+    def of_batch(self, batch: Batch) -> Tensor:
         """The loss of a batch that has been checked."""
-        if given.indices_tuple is not None and self.class_level:
-            given = given._replace(sample_weight=self._mined_weight(given))
-        if given.sample_weight is not None and self.proxies_are_rows:
-            # A sample of no weight is as if it were not there, whichever proxies it would have been the only positive
-            # of.
-            there = given.sample_weight > 0
-            names = "labels", "positives", "negatives", "sample_weight"
-            rest = {name: None if getattr(given, name) is None else getattr(given, name)[there] for name in names}
-            given = given._replace(embeddings=given.embeddings[there], **rest)
-        return self.of_pairs(self.pairs_of(given), given)
+        if batch.indices_tuple is not None and self.class_level:
+            batch = batch.with_mined_weights()
+        if batch.sample_weight is not None and self.proxies_are_rows:
+            # A sample of weight 0 is left out, although some proxy may have no other positive.
+            batch = batch.selected(batch.sample_weight > 0)
+        return self.of_pairs(self.pairs_of(batch), batch)
 
-    def of_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        """The loss of these pairs, what a training step changes, and what is added to the rows' losses."""
+    def pairs_of(self, batch: Batch) -> Pairs:
+        """Which pairs are positive and negative, from labels, masks or a miner's lists."""
+        if self.distribution is not None and self.distribution.by_classes(self):
+            return self.distribution.class_pairs(self, batch)
+        if batch.positives is not None:
+            same = not self.weighted and batch.ref_emb is None
+            first = 0 if same else None
+            return inputs.mask_pairs(batch.positives, batch.negatives, first, transpose=self.proxies_are_rows)
+        if batch.indices_tuple is not None and not self.class_level:
+            n, columns = len(batch.embeddings), batch.columns
+            indices = mined.checked(batch.indices_tuple, n, columns, batch.embeddings.device)
+            return self.listed_pairs(indices, n, columns, same=batch.ref_emb is None)
+        assert batch.labels is not None
+        if self.weighted:
+            return inputs.class_pairs(batch.labels, self.num_classes, self.proxies_are_rows)
+        return inputs.sample_pairs(batch.labels, batch.ref_labels)
+
+    def listed_pairs(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool) -> TuplePairs:
+        """What a loss of samples takes from an `indices_tuple`."""
+        return TuplePairs(indices, rows, columns, same)
+
+    def of_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        """The loss of these pairs, with penalties, and the training step's changes of the loss itself."""
         training = self.training and torch.is_grad_enabled()
-        if training and type(self).before_step is not Loss.before_step:
+        if training:
             with torch.no_grad():
-                self.before_step(given.embeddings, given.labels)
-        loss = self.over_pairs(pairs, given)
+                self.before_step(batch.embeddings, batch.labels)
+        loss = self.over_pairs(pairs, batch)
         if training:
             self.after_step()
-        return self._with_penalty(loss, pairs, given)
+        penalty = self.penalty(batch.embeddings, batch.labels)
+        return loss if penalty is None else loss + self.reduced(penalty, pairs, batch.sample_weight)
 
-    @property
-    def class_level(self) -> bool:
-        """Whether samples are compared with vectors of the classes, and not with each other."""
-        return self.weighted
+    def reduced(self, terms: Tensor, pairs: Pairs, weight: Tensor | None) -> Tensor:
+        """The sum or mean of terms (N,), one for each row of the pairs; or the terms, for reduction "none"."""
+        weight = torch.ones_like(terms) if weight is None else weight
+        if self.reduction == "none":
+            return weight * terms
+        total = (weight * terms).sum()
+        if self.reduction == "sum":
+            return total
+        return total / over_all_rows(pairs, weight.sum()).clamp_min(torch.finfo(weight.dtype).tiny)
 
-    @functools.cached_property
-    def proxies_are_rows(self) -> bool:
-        """Whether the class vectors are the anchors, and the samples what they are compared with."""
-        return self.spec().anchors == "proxies"
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        """The loss of these pairs of samples with the columns: the class vectors, other samples, or (None) the same.
 
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        """The loss of these pairs of samples with the columns: the class weights, other samples, or (None) themselves.
-
-        The formula does it, unless a loss has more to say than its `spec`.
+        This is the formula that `spec` gives; a loss outside the formula overrides it.
         """
         spec = self.spec()
-        rows, columns = self.prepare(given.embeddings), given.ref_emb
+        rows, columns = self.prepare(batch.embeddings), batch.ref_emb
         bias: Tensor | None = None
         if self.weighted:
             columns, bias = self.weight, self.bias
@@ -334,26 +297,25 @@ class Loss(Summand):
             assert self.weight is not None
             columns = spread.shard.part(self.weight, self.vectors_per_class)
             bias = None if bias is None else spread.shard.part(bias)
-        row_weight, column_weight = given.sample_weight, None
+        row_weight, column_weight = batch.sample_weight, None
         if spec.anchors == "proxies":
-            assert columns is not None
+            if columns is None or not self.proxies_are_rows:
+                raise InputError(f"{type(self).__name__} has proxies as rows: declare proxies_are_rows = True")
             rows, columns = columns, rows
-            row_weight, column_weight = None if spread is None else spread.weight, given.sample_weight
-        mined = isinstance(spec, LossSpec) and spec.mining is not None
-        pooled = isinstance(spec, LossSpec) and spec.pool is not None  # which may add a term of the weights alone
-        if not self.any_row_counts(pairs, "both" if mined else spec.average) and not pooled:
+            row_weight, column_weight = None if spread is None else spread.weight, batch.sample_weight
+        formula = spec if isinstance(spec, LossSpec) else None
+        average: Average = "both" if formula and formula.mining is not None else spec.average
+        pooled = formula is not None and formula.pool is not None  # the class vectors may add a term by themselves
+        if not self.any_row_counts(pairs, average) and not pooled:
             return self.zero(rows, columns, shape=(pairs.rows,) if self.reduction == "none" else ())
-        return self.evaluate(
-            spec,
-            pairs,
-            rows,
-            columns,
-            bias,
-            *self.row_parameters(pairs, given.embeddings, given.labels),
-            column_numbers=() if columns is None else self.column_parameters(pairs, columns),
-            row_weight=row_weight,
-            column_weight=column_weight,
-        )
+        by_row = self.row_parameters(pairs, batch.embeddings, batch.labels)
+        by_column = () if columns is None else self.column_parameters(pairs, columns)
+        if formula:
+            spec, shared, by_class = with_placeholders(formula, len(by_row), len(by_column))
+            by_row += tuple(number.expand(pairs.rows) for number in shared)
+            by_column += tuple(self.part_here(pairs, numbers) for numbers in by_class)
+        weights: dict[str, Any] = {"row_weight": row_weight, "column_weight": column_weight}
+        return self.evaluate(spec, pairs, rows, columns, bias, *by_row, column_numbers=by_column, **weights)
 
     def evaluate(
         self,
@@ -382,7 +344,7 @@ class Loss(Summand):
             row_weight=row_weight,
             column_weight=column_weight,
             reduction=self.reduction if reduction is None else reduction,
-            budget=self.memory_budget,
+            budget=int(self.memory_budget),
             spare=self.spare,
             sizes=self.sizes,
             row_parameters=len(parameters),
@@ -390,139 +352,48 @@ class Loss(Summand):
         run = engine.evaluate_densely if self.dense else engine.evaluate
         return run(plan, rows, columns, bias, *parameters, *column_numbers)
 
+    def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
+        """Whether this average has any rows; otherwise warn, and say what the batch lacks."""
+        lacking = inputs.lacking(pairs, average)
+        if lacking is not None and not isinstance(pairs, TuplePairs):  # a miner may well return nothing
+            warn_caller(f"{type(self).__name__}: {lacking}")
+        return lacking is None
+
+    def zero(self, *tensors: Tensor | None, shape: tuple[int, ...] = ()) -> Tensor:
+        """A zero attached to the graph of these tensors."""
+        attached = [t for t in tensors if t is not None]
+        return sum((t[:0].sum() for t in attached), attached[0].new_zeros(shape))
+
+    # Classes and random numbers, on one process or several
+
+    def part_here(self, pairs: Pairs, table: Tensor) -> Tensor:
+        """The numbers of this rank's classes, from those of all classes (C,)."""
+        shard = None if pairs.spread is None else pairs.spread.shard
+        return table if shard is None else shard.part(table)
+
     def with_own_class(self, table: Tensor, labels: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A function (N,) of the vectors (N, D) that a table by classes has for the samples' own, wherever they are."""
+        """The values (N,) of a function of the samples' class vectors (N, D), from a table by classes, whichever rank
+        has them.
+        """
         if self.distribution is None:
             return function(table[labels])
         return self.distribution.with_own_class(table, labels, function)
 
     def uniform(self, pairs: Pairs, like: Tensor) -> Tensor:
-        """Random numbers in [0, 1), one for every row of the pairs. Ranks have those that one process with the first
-        rank's generator draws for the rows of all.
-        """
-        counts = None if pairs.spread is None else pairs.spread.counts
-        n = pairs.rows if counts is None else sum(counts)
-        drawn = torch.rand(n, dtype=like.dtype, device=like.device)
+        """Random numbers in [0, 1), one for every row of the pairs; the same ones on any number of ranks."""
         if self.distribution is None:
-            return drawn
-        drawn = self.distribution.ranks.first_ranks(drawn)
-        return drawn if counts is None else torch.split(drawn, counts)[self.distribution.ranks.rank]
-
-    def zero(self, *tensors: Tensor | None, shape: tuple[int, ...] = ()) -> Tensor:
-        """A loss of nothing, which yet can be differentiated by these tensors."""
-        given = [t for t in tensors if t is not None]
-        return sum((t[:0].sum() for t in given), given[0].new_zeros(shape))
-
-    def listed_pairs(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool) -> TuplePairs:
-        """What a loss of samples takes from an `indices_tuple`."""
-        return TuplePairs(indices, rows, columns, same)
-
-    @staticmethod
-    def _mined_weight(given: Given) -> Tensor | None:
-        n = len(given.embeddings)
-        assert given.indices_tuple is not None
-        indices = mined.checked(given.indices_tuple, n, n, given.embeddings.device)
-        weight, own = mined.sample_weights(indices, n), given.sample_weight
-        return own if weight is None else weight if own is None else own * weight
-
-    def pairs_of(self, given: Given) -> Pairs:
-        """Which pairs are positive and negative, from labels, masks or what a miner found."""
-        n, classes = given.embeddings.shape[0], self.num_classes
-        if self.distribution is not None and self.distribution.by_classes(self):
-            return self.distribution.class_pairs(self, given)
-        columns = classes if self.weighted else n if given.ref_emb is None else len(given.ref_emb)
-        if given.positives is not None:
-            own = 0 if not self.weighted and given.ref_emb is None else None
-            return inputs.mask_pairs(given.positives, given.negatives, own, transpose=self.proxies_are_rows)
-        if given.indices_tuple is not None and not self.class_level:
-            indices = mined.checked(given.indices_tuple, n, columns, given.embeddings.device)
-            return self.listed_pairs(indices, n, columns, same=given.ref_emb is None)
-        assert given.labels is not None
-        if self.weighted:
-            return inputs.class_pairs(given.labels, classes, self.proxies_are_rows)
-        return inputs.sample_pairs(given.labels, given.ref_labels)
-
-    def check_pairs(self, given: Given, columns: int | None = None) -> None:
-        """Whether what is given makes pairs, and one kind of them; masks of samples have so many columns, or as many as
-        there are samples to compare with.
-        """
-        n, labels, positives, ref_emb = given.embeddings.shape[0], given.labels, given.positives, given.ref_emb
-        mined = given.indices_tuple is not None and not self.class_level
-        if mined and positives is not None:
-            raise InputError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
-        if (labels is None) == (positives is None) and not mined:
-            raise InputError("give either labels, or positives= (and negatives=) as boolean masks")
-        if self.weighted and ref_emb is not None:
-            raise InputError(
-                f"{type(self).__name__} with num_classes compares with its own class weights: "
-                "ref_emb goes with pair-level losses"
-            )
-        if ref_emb is not None:
-            inputs.check_embeddings(ref_emb, given.embeddings.shape[1], "ref_emb", finite=self.check_finite)
-        if positives is not None:
-            if columns is None:
-                columns = n if ref_emb is None else len(ref_emb)
-            inputs.check_masks(positives, given.negatives, (n, self.num_classes if self.weighted else columns))
-            return
-        if given.negatives is not None:
-            raise InputError("negatives= goes with positives=, instead of labels")
-        if labels is not None:
-            inputs.check_labels(labels, n)
-        if mined or self.weighted:
-            return
-        if (ref_emb is None) != (given.ref_labels is None):
-            raise InputError("ref_emb and ref_labels go together")
-        if ref_emb is not None and given.ref_labels is not None:
-            inputs.check_labels(given.ref_labels, len(ref_emb), "ref_labels", "ref_emb")
-
-    def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
-        """Whether this average has anything to be over; a warning if not, which says what the batch lacks."""
-        everywhere = pairs.spread is not None and pairs.spread.over == "rows"  # what the other ranks' rows have, too
-        if pairs.complete and not everywhere:
-            return True
-        has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
-        if average == "positive":
-            counts, needed = has_positive, "a positive pair"
-        elif average in ("both", "pairs"):
-            counts, needed = has_positive & has_negative, "both a positive and a negative pair"
-        else:
-            counts, needed = has_positive | has_negative, "any pair"
-        if bool(over_all_rows(pairs, counts.sum()) > 0):
-            return True
-        if isinstance(pairs, TuplePairs):  # miners may well find nothing
-            return False
-        if not bool(over_all_rows(pairs, has_positive.sum()) > 0):
-            why = "no two samples share a label: draw several samples of each class, as an m-per-class sampler does"
-        else:
-            why = "all samples share one label: draw several classes into each batch"
-        warnings.warn(
-            f"{type(self).__name__}: no row of this batch ({len(counts)} rows) has {needed}, "
-            f"so the loss and its gradient are zero; {why}.",
-            stacklevel=_calls_to_the_user(),
-        )
-        return False
-
-    def _with_penalty(self, loss: Tensor, pairs: Pairs, given: Given) -> Tensor:
-        penalty = self.penalty(given.embeddings, given.labels)
-        if penalty is None:
-            return loss
-        weight = torch.ones_like(penalty) if given.sample_weight is None else given.sample_weight
-        if self.reduction == "mean":
-            weights = over_all_rows(pairs, weight.sum())
-            return loss + (weight * penalty).sum() / weights.clamp_min(torch.finfo(weight.dtype).tiny)
-        return loss + (weight * penalty if self.reduction == "none" else (weight * penalty).sum())
+            return torch.rand(pairs.rows, dtype=like.dtype, device=like.device)
+        return self.distribution.uniform(pairs, like)
 
     def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
     ) -> None:
-        migration.adopt_loss(self, state_dict, prefix, error_msgs)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        migration.adopt_loss(self, state_dict, prefix, lists[-1])
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
+
+
+class ClassLevelLoss(Loss):
+    """A loss that compares samples with vectors of the classes."""
+
+    num_classes: InitVar[PositiveInt]
+    embedding_size: InitVar[PositiveInt]

@@ -1,17 +1,17 @@
-"""State that pytorch-metric-learning (PML) saved, under the names and in the shapes that it has here.
+"""State saved by pytorch-metric-learning (PML), converted to the names and shapes of nearfar.
 
-Plain `load_state_dict` calls these, for every loss and wrapper. What the names say:
+Plain `load_state_dict` calls these functions, for every loss and wrapper. PML's names:
 
-    W, fc          (dimension, classes): class weights, turned to (classes, dimension)
+    W, fc          (dimension, classes): class weights, transposed to (classes, dimension)
     proxies        (classes, dimension): class weights
-    weight         of P2SGradLoss: (dimension, classes), turned if the shape shows it. A square one may be of either
-                   kind and is taken as it is: turn one that PML saved (`state["weight"] = state["weight"].t()`).
-    losses.0.…     the parts of its MultipleLosses, which here are called by their class
+    weight         of P2SGradLoss: (dimension, classes), transposed if its shape shows it. A square one is loaded as it
+                   is: transpose one that PML saved (`state["weight"] = state["weight"].t()`).
+    losses.0.…     the parts of its MultipleLosses, which nearfar names by their class
     embedding_memory, label_memory
                    of its CrossBatchMemory, which does not save how far the queue is filled
 
 PML does not save the boundary of a MarginLoss that is not learned, nor the histogram of DynamicSoftMarginLoss, and its
-SphereFaceLoss and LargeMarginSoftmaxLoss count no iterations: they stay as they are.
+SphereFaceLoss and LargeMarginSoftmaxLoss count no iterations: the loss keeps its own.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,28 +22,28 @@ from torch import Tensor
 if TYPE_CHECKING:
     from nearfar.losses.loss import Loss
 
-TURNED = {"W": True, "fc": True, "proxies": False}  # PML's names of class weights: whether classes are columns
-NOT_SAVED = ("beta", "histogram", "iteration")  # buffers here that PML keeps elsewhere, or does not have
+TRANSPOSED = {"W": True, "fc": True, "proxies": False}  # PML's names of class weights: whether classes are columns
+NOT_SAVED = ("beta", "histogram", "iteration")  # buffers that PML does not save, or does not have
 
 
 def adopt_loss(loss: "Loss", state: dict[str, Any], prefix: str, errors: list[str]) -> None:
-    """Rename and turn, in place, what PML saved of a loss; our own state stays as it is."""
-    from nearfar.losses.catalogue.faces import P2SGradLoss  # which is made of what calls this
+    """Rename and transpose, in place, what PML saved of a loss; state of nearfar stays as it is."""
+    from nearfar.losses.catalogue.faces import P2SGradLoss  # which imports this module
 
-    theirs = not any(key.startswith(prefix) for key in state)  # nothing is what it saves of a loss without parameters
-    own = f"{prefix}weight"
-    if loss.weight is not None and own not in state:
-        for name, turned in TURNED.items():
+    from_pml = not any(key.startswith(prefix) for key in state)  # PML saves nothing of a loss without parameters
+    key = f"{prefix}weight"
+    if loss.weight is not None and key not in state:
+        for name, transposed in TRANSPOSED.items():
             weight = state.pop(prefix + name, None)
             if weight is not None:
-                state[own] = weight.t().contiguous() if turned and weight.ndim == 2 else weight
-                theirs = True
+                state[key] = weight.t().contiguous() if transposed and weight.ndim == 2 else weight
+                from_pml = True
                 break
     elif isinstance(loss, P2SGradLoss) and loss.weight is not None:
-        weight = state[own]
+        weight = state[key]
         if weight.shape == loss.weight.shape[::-1] and weight.shape != loss.weight.shape:
-            state[own] = weight.t().contiguous()
-    if theirs:
+            state[key] = weight.t().contiguous()
+    if from_pml:
         for name in NOT_SAVED:
             if name in loss._buffers:
                 state.setdefault(prefix + name, loss._buffers[name])
@@ -53,8 +53,8 @@ def adopt_loss(loss: "Loss", state: dict[str, Any], prefix: str, errors: list[st
 
 
 def adopt_memory(state: dict[str, Any], prefix: str) -> None:
-    """Find how far a queue that PML saved is filled, in slots that were zero. Which entry of a full one is the oldest
-    nobody knows: the first is taken for it.
+    """Add how far a queue that PML saved is filled, from its slots that are zero. The oldest entry of a full queue is
+    unknown: the first one is taken for it.
     """
     memory: Tensor | None = state.get(f"{prefix}embedding_memory")
     if memory is not None:

@@ -1,7 +1,7 @@
-"""What a miner hands to a loss, an `indices_tuple`: checked, and turned into pairs, triplets, or weights of samples.
+"""What a miner returns, an `indices_tuple`: checked, and turned into pairs, triplets, or weights of samples.
 
 A miner lists triplets (anchors, positives, negatives), or pairs (anchors, positives, anchors, negatives): tensors of
-indices. Anchors are rows, the others columns, which with `ref_emb` are indices into that.
+indices. Anchors are rows; the others are columns, which with `ref_emb` index that.
 
 Shapes: N rows, M columns; P pairs or T triplets listed; b rows and t columns of a tile.
 """
@@ -19,14 +19,12 @@ NAMES = {3: ("anchors", "positives", "negatives"), 4: ("anchors", "positives", "
 
 
 def checked(indices_tuple: IndicesTuple, rows: int, columns: int, device: torch.device) -> tuple[Tensor, ...]:
-    """The three or four lists of indices, on the device; every one within its range, and as long as what it goes
-    with.
-    """
+    """The three or four lists of indices, on the device, with their ranges and lengths checked."""
     if not isinstance(indices_tuple, tuple | list) or len(indices_tuple) not in NAMES:
-        given = f"{len(indices_tuple)} parts" if isinstance(indices_tuple, tuple | list) else f"{type(indices_tuple)}"
+        actual = f"{len(indices_tuple)} parts" if isinstance(indices_tuple, tuple | list) else f"{type(indices_tuple)}"
         raise InputError(
             "indices_tuple must be triplets (anchors, positives, negatives) or pairs (anchors, positives, anchors, "
-            f"negatives), not {given}"
+            f"negatives), not {actual}"
         )
     names = NAMES[len(indices_tuple)]
     limits = (rows if name == "anchors" else columns for name in names)
@@ -62,13 +60,13 @@ def _indices(index: Tensor, name: str, limit: int, device: torch.device) -> Tens
 
 
 def as_pairs(indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(anchors, positives, anchors, negatives), of triplets too."""
+    """Pairs or triplets as (anchors, positives, anchors, negatives)."""
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
     return a1, p, a2, n
 
 
 def sample_weights(indices: tuple[Tensor, ...], rows: int) -> Tensor | None:
-    """How often each sample occurs in any place, relative to the one that does most, (N,); None if none does."""
+    """How often each sample is listed, relative to the most listed one, (N,); None if none is."""
     listed = torch.cat(indices)
     if not len(listed):
         return None
@@ -80,7 +78,7 @@ class TuplePairs(MaskPairs):
     """The pairs that are listed, and no others; each counts once, however often it is listed.
 
     Args:
-        indices: what `checked` gives.
+        indices: from `checked`.
         rows, columns: N and M.
         same: the columns are the rows themselves; a sample with itself is no pair.
     """
@@ -88,7 +86,7 @@ class TuplePairs(MaskPairs):
     def __init__(self, indices: tuple[Tensor, ...], rows: int, columns: int, same: bool):
         a1, p, a2, n = as_pairs(indices)
         self.rows, self.columns = rows, columns
-        self.mask = self._cut
+        self.mask = self._tile_masks
         self.listed = _pair_list(a1, p, rows, columns, same), _pair_list(a2, n, rows, columns, same)
         if _meet(*self.listed):
             raise InputError("indices_tuple lists some pairs both as positive and as negative")
@@ -96,7 +94,7 @@ class TuplePairs(MaskPairs):
         self.widest = int(self.positives.max()) if rows else 0
         self.complete = rows > 0 and bool((self.positives > 0).all()) and bool((self.negatives > 0).all())
 
-    def _cut(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+    def _tile_masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         return self.listed[0].mask(rows, columns), self.listed[1].mask(rows, columns)
 
 
@@ -105,7 +103,7 @@ class _Sorted:
 
     Attributes:
         keys: (P,) i M + j.
-        numbers: (N,) how many each row has.
+        numbers: (N,) the number of pairs of each row.
     """
 
     def __init__(self, keys: Tensor, rows: int, columns: int):
@@ -116,23 +114,23 @@ class _Sorted:
 
     def mask(self, rows: slice, columns: slice) -> Tensor:
         """The pairs of a tile, as boolean (b, t)."""
-        part = slice(self.starts[rows.start], self.starts[rows.stop])
+        listed = slice(self.starts[rows.start], self.starts[rows.stop])
         width = columns.stop - columns.start
-        j = self.columns[part] - columns.start
-        j = torch.where((j >= 0) & (j < width), j, width)  # what is beside the tile falls into a column that is cut off
+        j = self.columns[listed] - columns.start
+        j = torch.where((j >= 0) & (j < width), j, width)  # pairs outside the tile fall into a column that is cut off
         mask = torch.zeros(rows.stop - rows.start, width + 1, dtype=torch.bool, device=j.device)
-        mask[self.rows[part] - rows.start, j] = True
+        mask[self.rows[listed] - rows.start, j] = True
         return mask[:, :width]
 
     def holds(self, keys: Tensor) -> Tensor:
-        """Which of these are listed."""
+        """Which of the keys are listed."""
         if not len(self.keys):
             return torch.zeros_like(keys, dtype=torch.bool)
         return self.keys[torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)] == keys
 
 
 class _Scattered:
-    """So many pairs that a matrix of them all is smaller than the list: boolean (N, M)."""
+    """Many pairs, as a boolean matrix (N, M), which is smaller than their list."""
 
     def __init__(self, keys: Tensor, rows: int, columns: int):
         self.matrix = torch.zeros(rows * columns, dtype=torch.bool, device=keys.device)
@@ -156,20 +154,20 @@ def _pair_list(i: Tensor, j: Tensor, rows: int, columns: int, same: bool) -> _So
 
 
 def _meet(a: _Sorted | _Scattered, b: _Sorted | _Scattered) -> bool:
-    """Whether a pair is in both."""
+    """Whether some pair is in both lists."""
     if isinstance(a, _Sorted):
         return bool(b.holds(a.keys).any())
     return bool((a.matrix & b.matrix).any()) if isinstance(b, _Scattered) else _meet(b, a)
 
 
 class Triplets(TuplePairs):
-    """Triplets as they are listed, by their anchors. As pairs they are none: one may be near in one triplet and far in
-    another.
+    """Triplets as they are listed, by their anchors. They have no pairs: the same pair may be positive in one triplet
+    and negative in another.
     """
 
     def __init__(self, anchors: Tensor, positives: Tensor, negatives: Tensor, rows: int, columns: int):
         super().__init__((anchors[:0],) * 4, rows, columns, same=False)
-        if bool((anchors[1:] < anchors[:-1]).any()):  # as a rule, miners list them in order
+        if bool((anchors[1:] < anchors[:-1]).any()):  # most miners list them in order
             order = torch.argsort(anchors, stable=True)
             anchors, positives, negatives = anchors[order], positives[order], negatives[order]
         self.triplets = anchors, positives, negatives
@@ -179,11 +177,11 @@ class Triplets(TuplePairs):
         return self.starts[-1]
 
     def between(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the anchors first .. last - 1: the anchors counted from the first, positives, negatives."""
+        """The triplets of the anchors first .. last - 1: anchors counted from the first, positives, negatives."""
         anchors, positives, negatives = (t[self.starts[first] : self.starts[last]] for t in self.triplets)
         return anchors - first, positives, negatives
 
 
 def _starts(numbers: Tensor) -> list[int]:
-    """Where each row's entries begin in a list sorted by row, and (last) where they end; on the host, to slice by."""
+    """Where each row begins in a list sorted by row, and (last) its length; on the host, for slicing."""
     return [0, *numbers.cumsum(0).tolist()]

@@ -65,8 +65,7 @@ def _compares_samples_alone(loss: nn.Module) -> bool:
     """Whether it is a function of the similarities within the batch, and of nothing else."""
     if isinstance(loss, SumLoss):
         return all(map(_compares_samples_alone, loss.losses.values()))
-    # One that prepares the vectors, as signal-to-noise does, may mix their dimensions.
-    return isinstance(loss, Loss) and not loss.class_level and type(loss).prepare is Loss.prepare
+    return isinstance(loss, Loss) and not loss.class_level and loss.only_products
 
 
 def _active_pairs(x: Tensor, labels: Tensor, loss: nn.Module) -> tuple[float | None, float | None]:

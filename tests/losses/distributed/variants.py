@@ -27,13 +27,13 @@ def every_loss() -> Iterator[tuple[str, Check]]:
                 yield f"{setting}, replicated", functools.partial(equal, seeded(setting))
         else:
             yield f"{setting}", functools.partial(equal, seeded(setting))
-        if dist.get_world_size() == 4 and "none" in setting.reductions and setting.name != "ProxyAnchorLoss":
+        if dist.get_world_size() == 4 and "none" in setting.reductions and not setting.info.proxies_are_rows:
             rows = seeded(setting, reduction="none")
             yield f"{setting}, rows", functools.partial(equal, rows, sharded=setting.class_level)
     for info in losses.list_losses():
         if info.level == "towers":
             yield info.name, functools.partial(equal, lambda info=info: info.loss().double(), towers=True)
-            if info.name != "VICRegLoss" and dist.get_world_size() == 4:
+            if not info.whole_batch and dist.get_world_size() == 4:
                 rows = functools.partial(info.loss, reduction="none")
                 yield f"{info.name}, rows", functools.partial(equal, lambda rows=rows: rows().double(), towers=True)
 

@@ -1,52 +1,45 @@
 """Losses of angles between samples."""
 
+import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import KW_ONLY
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
-from nearfar.losses.catalogue.whole_batch import in_order, positive_pairs
+from nearfar.losses.catalogue.all_pairs import in_order, positive_pairs
 from nearfar.losses.engine.maps import AngularSlack, Linear
 from nearfar.losses.engine.pairs import ClassPairs, Pairs, over_all_rows
 from nearfar.losses.engine.spec import LossSpec, over_negatives
 from nearfar.losses.engine.vectors import ordered, restored
-from nearfar.losses.hyperparameters import check_angle, check_positive
-from nearfar.losses.loss import Given, Loss, Reduction
+from nearfar.losses.inputs import Batch
+from nearfar.losses.loss import Loss, Reduction
 from nearfar.losses.registry import register
+from nearfar.losses.settings import Angle, Positive
 
 LISTED = 2**23  # elements of the vectors of positive pairs that are compared together
 
 
-@register(
-    "pair",
-    "Yu, Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019",
-    "log(1 + Σ_n exp(γ(cosθ_n − cos(θ_p − m)))), for every positive",
-)
+@register("pair", "log(1 + Σ_n exp(γ(cosθ_n − cos(θ_p − m)))), for every positive")
 class TupletMarginLoss(Loss):
     """Tuplet margin loss: every positive pair, with some slack in its angle, against all negatives of its row.
 
         l = mean_p log(1 + sum_n exp(scale (cos(theta_n) - cos(theta_p - margin))))
 
-    averaged over positive pairs. Goes together with IntraPairVarianceLoss, with a weight of 0.5 in the paper.
+    averaged over positive pairs. The paper adds IntraPairVarianceLoss with a weight of 0.5.
 
     Args:
         margin: the slack in radians (0.1, which is 5.73 degrees).
-        scale: of the cosines.
+        scale: scale of the cosines.
 
     References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019.
     """
 
     row_local = True
-
-    def __init__(self, margin: float = math.radians(5.73), scale: float = 64.0, **options: Any):
-        super().__init__(**options)
-        check_angle("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
+    margin: Angle = math.radians(5.73)
+    scale: Positive = 64.0
 
     def spec(self) -> LossSpec:
         return LossSpec(
@@ -57,11 +50,7 @@ class TupletMarginLoss(Loss):
         )
 
 
-@register(
-    "pair",
-    "Wang et al., Deep Metric Learning with Angular Loss, ICCV 2017, arXiv:1708.01682",
-    "log(1 + Σ_n exp(4tan²α (x + x_p)·x_n − 2(1 + tan²α) x·x_p)), for every positive",
-)
+@register("pair", "log(1 + Σ_n exp(4tan²α (x + x_p)·x_n − 2(1 + tan²α) x·x_p)), for every positive")
 class AngularLoss(Loss):
     """Angular loss: bounds the angle at the negative in the triangle of anchor, positive and negative.
 
@@ -73,90 +62,63 @@ class AngularLoss(Loss):
 
     Args:
         alpha: the bound, in radians (40 degrees; the paper finds 36 to 55 good).
-        npair_weight: 0 for the angular loss alone; the paper adds both.
+        npair_weight: weight of l_npair, which the paper adds.
 
     References: J. Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017, arXiv:1708.01682, Eq. 7 and 9.
     """
 
     row_local = True
+    alpha: Angle = math.radians(40)
+    _: KW_ONLY
+    npair_weight: float = 0.0
 
-    def __init__(self, alpha: float = math.radians(40), *, npair_weight: float = 0.0, **options: Any):
-        super().__init__(**options)
-        check_angle("alpha", alpha)
-        if math.tan(alpha) <= 0:
-            raise InputError(f"alpha must be between 0 and π/2, not {alpha}")
-        self.alpha, self.npair_weight = alpha, npair_weight
+    def set_up(self) -> None:
+        if math.tan(self.alpha) <= 0:
+            raise InputError(f"alpha must be between 0 and π/2, not {self.alpha}")
 
-    @property
-    def proxies_are_rows(self) -> bool:
-        return False
-
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
-        n = len(embeddings)
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        embeddings, ref_emb, weight = batch.embeddings, batch.ref_emb, batch.sample_weight
+        by_row = self.reduction == "none"
         if not self.any_row_counts(pairs, "pairs"):
-            return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
+            return self.zero(embeddings, ref_emb, shape=(len(embeddings),) if by_row else ())
         x, y = in_order(pairs, embeddings, ref_emb)
-        share = None
-        if not (pairs.complete and self.reduction == "mean" and sample_weight is None and pairs.spread is None):
-            share = self._shares(pairs, None if sample_weight is None else sample_weight.to(x.dtype), x)
-        if self.reduction == "none":
-            assert share is not None
-            loss = self._of_rows(pairs, x, y, share)
-        else:
-            loss = self._sum(pairs, x, y, share)
+        share = self._shares(pairs, weight, x)
+        # In one set, i and p have the same negatives: a pair stands for both its ends.
+        mirrored = isinstance(pairs, ClassPairs) and pairs.same
+        blocks = list(positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=mirrored))
+        # Several blocks are computed again for the gradient: the vectors of all positive pairs take unbounded memory.
+        terms_of = self._terms if len(blocks) == 1 else functools.partial(checkpoint, self._terms, use_reentrant=False)
+        loss = self.zero(x, y, shape=(len(x),) if by_row else ())
+        for i, p in blocks:
+            ends = (i, p) if mirrored else (i,)
+            if by_row:
+                terms = terms_of(pairs, x, y, i, p, None, "none")
+                for end in ends:
+                    loss = loss.index_add(0, end, torch.where(share[end] > 0, terms * share[end], 0))
+            else:
+                loss = loss + terms_of(pairs, x, y, i, p, torch.stack([share[end] for end in ends]).sum(0), "sum")
+        if by_row:
+            loss = restored(loss, pairs.row_order)
         if self.npair_weight:
             spec = LossSpec(positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs")
-            loss = loss + self.npair_weight * self.evaluate(spec, pairs, embeddings, ref_emb, row_weight=sample_weight)
+            loss = loss + self.npair_weight * self.evaluate(spec, pairs, embeddings, ref_emb, row_weight=weight)
         return loss
 
     def _shares(self, pairs: Pairs, weight: Tensor | None, like: Tensor) -> Tensor:
-        """(N,) what a term counts in its row's loss, or in the mean."""
-        number = pairs.positives if pairs.complete else pairs.positives * (pairs.negatives > 0)
-        weight = like.new_ones(pairs.rows) if weight is None else ordered(weight, pairs.row_order)
-        if not pairs.complete:
-            weight = weight * (number > 0)
+        """(N,) the weight of each positive pair of a row in the row's loss, or in the sum or mean over all."""
+        number = pairs.positives * (pairs.negatives > 0)
+        weight = like.new_ones(pairs.rows) if weight is None else ordered(weight.to(like.dtype), pairs.row_order)
+        weight = weight * (number > 0)
         if self.reduction != "mean":
             return weight / number.clamp_min(1)
         total = over_all_rows(pairs, (weight * number).sum())
         return weight / total.clamp_min(torch.finfo(weight.dtype).tiny)
 
-    def _pairs_of(self, pairs: Pairs, dimension: int) -> tuple[bool, Iterator[tuple[Tensor, Tensor]]]:
-        """The positive pairs, and whether each stands for both its ends, as where i and p have the same negatives."""
-        mirrored = isinstance(pairs, ClassPairs) and pairs.same
-        return mirrored, positive_pairs(pairs, LISTED // dimension, above_diagonal=mirrored)
-
-    def _sum(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor | None) -> Tensor:
-        """The sum of all terms by their rows' shares, or (None) their mean."""
-        mirrored, listed = self._pairs_of(pairs, x.shape[1])
-        parts = list(listed)
-        if len(parts) == 1 and share is None:
-            return self._terms(pairs, x, y, *parts[0], None, "mean")
-        if share is None:
-            share = self._shares(pairs, None, x)
-        weights = [share[i] + share[p] if mirrored else share[i] for i, p in parts]
-        if len(parts) == 1:
-            return self._terms(pairs, x, y, *parts[0], weights[0], "sum")
-        total = self.zero(x, y)
-        for (i, p), weight in zip(parts, weights, strict=True):
-            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
-            total = total + checkpoint(self._terms, pairs, x, y, i, p, weight, "sum", use_reentrant=False)
-        return total
-
-    def _of_rows(self, pairs: Pairs, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        mirrored, listed = self._pairs_of(pairs, x.shape[1])
-        rows = x.new_zeros(len(x))
-        for i, p in listed:
-            terms = checkpoint(self._terms, pairs, x, y, i, p, None, "none", use_reentrant=False)
-            for end in (i, p) if mirrored else (i,):
-                rows = rows.index_add(0, end, torch.where(share[end] > 0, terms * share[end], 0))
-        return restored(rows, pairs.row_order)
-
     def _terms(
         self, pairs: Pairs, x: Tensor, y: Tensor, i: Tensor, p: Tensor, weight: Tensor | None, reduction: Reduction
     ) -> Tensor:
-        """log(1 + sum_n exp(...)) of the pairs listed (P,), or their weighted sum. The rows are the pairs' sums,
-        lengthened by what is the same for all negatives, which a column of ones adds.
+        """log(1 + sum_n exp(...)) of the pairs listed (P,), or their weighted sum. The engine's rows are the sums of
+        the pairs' vectors; one more coordinate, of columns of ones, adds what is the same for all negatives.
         """
         tan2 = math.tan(self.alpha) ** 2
         anchor, positive = x.index_select(0, i), y.index_select(0, p)

@@ -1,6 +1,7 @@
 """The softmax family's margins of the angle: added to it, or multiplied with it."""
 
 import math
+from dataclasses import KW_ONLY
 from typing import Any
 
 import torch
@@ -10,26 +11,20 @@ from nearfar.losses.engine.maps import ArcMargin, Column, CombinedMargin, Linear
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms
-from nearfar.losses.hyperparameters import (
-    check_angle,
-    check_multiplier,
-    check_not_negative,
-    check_positive,
-    check_share,
-)
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import Angle, AngleFactor, Angles, BelowOne, NotNegative, Positive
 
 
-@register("class", "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698", "softmax of γ s_j, target γ cos(θ_y + m)")
-class ArcFaceLoss(Loss):
+@register("class", "softmax of γ s_j, target γ cos(θ_y + m)")
+class ArcFaceLoss(ClassLevelLoss):
     """ArcFace: a margin added to the target's angle.
 
         l = -log( exp(scale cos(theta_y + margin)) / (exp(scale cos(theta_y + margin)) + sum_{j != y} exp(scale s_j)) )
 
     Where theta + margin passes π the target is scale (s - margin sin(margin)): a step down for margins below 2.33,
-    then falling on. The slope by s is capped at s = ±1, where 1 - s² is floored at machine epsilon: an exact match
-    has a finite gradient.
+    and decreasing from there. The slope by s is capped at s = ±1, where 1 - s² is floored at machine epsilon, so an
+    exact match has a finite gradient.
 
     Args:
         num_classes, embedding_size: shape of the class weights.
@@ -42,45 +37,22 @@ class ArcFaceLoss(Loss):
     arXiv:1801.07698, Eq. 3.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float | Tensor = 0.5,
-        scale: float = 64.0,
-        *,
-        easy_margin: bool = False,
-        label_smoothing: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        for bound in torch.aminmax(margin) if isinstance(margin, Tensor) else (margin,):
-            check_angle("margin", float(bound))
-        check_positive("scale", scale)
-        check_share("label_smoothing", label_smoothing)
-        self.margin: float | Tensor
-        self.number_by_class("margin", margin, num_classes)
-        self.scale, self.easy_margin, self.label_smoothing = scale, easy_margin, label_smoothing
-        self.add_classes(num_classes, embedding_size)
-
-    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
-        return (self.part_here(pairs, self.margin),) if isinstance(self.margin, Tensor) else ()
+    margin: Angles = 0.5
+    scale: Positive = 64.0
+    _: KW_ONLY
+    easy_margin: bool = False
+    label_smoothing: BelowOne = 0.0
 
     def spec(self) -> LossSpec:
-        margin = Column(0) if isinstance(self.margin, Tensor) else self.margin
         return LossSpec(
-            positive=ArcMargin(self.scale, margin, self.easy_margin),
+            positive=ArcMargin(self.scale, self.margin, self.easy_margin),
             negative=Linear(self.scale),
             smoothing=self.label_smoothing,
         )
 
 
-@register(
-    "class",
-    "Deng et al., ArcFace, CVPR 2019, arXiv:1801.07698, Eq. 4",
-    "softmax of γ s_j, target γ(cos(m1 θ_y + m2) − m3)",
-)
-class CombinedMarginLoss(Loss):
+@register("class", "softmax of γ s_j, target γ(cos(m1 θ_y + m2) − m3)")
+class CombinedMarginLoss(ClassLevelLoss):
     """The margins of SphereFace, ArcFace and CosFace together.
 
         target logit: scale (cos(m1 theta_y + m2) - m3)
@@ -98,38 +70,48 @@ class CombinedMarginLoss(Loss):
     arXiv:1801.07698, Eq. 4.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        m1: float = 1.0,
-        m2: float = 0.5,
-        m3: float = 0.0,
-        scale: float = 64.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_multiplier("m1", m1)
-        check_angle("m2", m2)
-        check_positive("scale", scale)
-        self.m1, self.m2, self.m3, self.scale = m1, m2, m3, scale
-        self.add_classes(num_classes, embedding_size)
+    m1: AngleFactor = 1.0
+    m2: Angle = 0.5
+    m3: float = 0.0
+    scale: Positive = 64.0
 
     def spec(self) -> LossSpec:
         return LossSpec(positive=CombinedMargin(self.scale, self.m1, self.m2, self.m3), negative=Linear(self.scale))
 
 
-def _annealed(iteration: Tensor, base: float, decay: float, power: float, lambda_min: float) -> float:
-    """The weight λ of the plain target logit, which falls as training goes on."""
-    return max(lambda_min, base * math.pow(1 + decay * int(iteration), -power))
+class _AnnealedMarginLoss(ClassLevelLoss):
+    """A margin that multiplies the angle. The target is a mean of the logits with the margin and, with weight λ,
+    without; λ falls as training proceeds.
+    """
+
+    free_norm = True
+    margin: AngleFactor = 4.0
+    scale: Positive = 1.0
+    _: KW_ONLY
+    base: float = 1000.0
+    decay: NotNegative
+    power: float
+    lambda_min: float
+
+    def set_up(self, **sizes: Any) -> None:
+        self.add_classes(**sizes)
+        self.iteration: Tensor
+        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
+
+    @property
+    def plain_weight(self) -> float:
+        """λ = max(lambda_min, base (1 + decay iteration)^-power)."""
+        return max(self.lambda_min, self.base * math.pow(1 + self.decay * int(self.iteration), -self.power))
+
+    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+        return (norms(embeddings),)
+
+    def after_step(self) -> None:
+        self.iteration += 1
 
 
-@register(
-    "class",
-    "Liu et al., SphereFace, CVPR 2017, arXiv:1704.08063",
-    "softmax of ‖x‖cosθ_j, target ‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)",
-)
-class SphereFaceLoss(Loss):
+@register("class", "softmax of ‖x‖cosθ_j, target ‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)")
+class SphereFaceLoss(_AnnealedMarginLoss):
     """SphereFace (A-Softmax): a margin that multiplies the target's angle; ‖W‖ = 1, no bias, the feature's norm kept.
 
         target logit: scale |x| (lambda cos(theta_y) + psi(theta_y)) / (1 + lambda)
@@ -149,52 +131,18 @@ class SphereFaceLoss(Loss):
     arXiv:1704.08063, Eq. 7.
     """
 
-    free_norm = True
-    iteration: Tensor
-
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 4.0,
-        scale: float = 1.0,
-        *,
-        base: float = 1000.0,
-        decay: float = 0.12,
-        power: float = 1.0,
-        lambda_min: float = 5.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_multiplier("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
-        check_not_negative("decay", decay)
-        self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
-        self.add_classes(num_classes, embedding_size)
+    _: KW_ONLY
+    decay: NotNegative = 0.12
+    power: float = 1.0
+    lambda_min: float = 5.0
 
     def spec(self) -> LossSpec:
-        lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(
-            positive=MultiplicativeMargin(self.scale, self.margin, lam, norm=Row(0)),
-            negative=Linear(self.scale),
-            normalize=(False, True),
-        )
-
-    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        return (norms(embeddings),)
-
-    def after_step(self) -> None:
-        self.iteration += 1
+        target = MultiplicativeMargin(self.scale, self.margin, self.plain_weight, norm=Row(0))
+        return LossSpec(positive=target, negative=Linear(self.scale), normalize=(False, True))
 
 
-@register(
-    "class",
-    "Liu et al., Large-Margin Softmax, ICML 2016, arXiv:1612.02295",
-    "softmax of ‖W_j‖‖x‖cosθ_j, target ‖W_y‖‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)",
-)
-class LargeMarginSoftmaxLoss(Loss):
+@register("class", "softmax of ‖W_j‖‖x‖cosθ_j, target ‖W_y‖‖x‖(λcosθ_y + ψ(θ_y))/(1+λ)")
+class LargeMarginSoftmaxLoss(_AnnealedMarginLoss):
     """L-Softmax: a margin that multiplies the target's angle, with features and class weights of any norm.
 
         target logit: scale |W_y| |x| (lambda cos(theta_y) + psi(theta_y)) / (1 + lambda)
@@ -211,44 +159,14 @@ class LargeMarginSoftmaxLoss(Loss):
     arXiv:1612.02295, Eq. 4-6.
     """
 
-    free_norm = True
-    iteration: Tensor
-
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 4.0,
-        scale: float = 1.0,
-        *,
-        base: float = 1000.0,
-        decay: float = 2.5e-5,
-        power: float = 35.0,
-        lambda_min: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_multiplier("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
-        check_not_negative("decay", decay)
-        self.base, self.decay, self.power, self.lambda_min = base, decay, power, lambda_min
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
-        self.add_classes(num_classes, embedding_size)
+    _: KW_ONLY
+    decay: NotNegative = 2.5e-5
+    power: float = 35.0
+    lambda_min: float = 0.0
 
     def spec(self) -> LossSpec:
-        lam = _annealed(self.iteration, self.base, self.decay, self.power, self.lambda_min)
-        return LossSpec(
-            positive=MultiplicativeMargin(self.scale, self.margin, lam, norm=Row(0), class_norm=Column(0)),
-            negative=Linear(self.scale),
-            normalize=(False, False),
-        )
-
-    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        return (norms(embeddings),)
+        target = MultiplicativeMargin(self.scale, self.margin, self.plain_weight, norm=Row(0), class_norm=Column(0))
+        return LossSpec(positive=target, negative=Linear(self.scale), normalize=(False, False))
 
     def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
         return (norms(columns),)
-
-    def after_step(self) -> None:
-        self.iteration += 1

@@ -1,29 +1,27 @@
 """Losses with several vectors, or a running mean, for every class."""
 
 import math
+from dataclasses import KW_ONLY, InitVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar.errors import InputError, StateError
+from nearfar.errors import StateError
 from nearfar.losses import inputs
 from nearfar.losses.engine.maps import ArcMargin, Linear
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.pools import Nearest, Relaxed
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
-from nearfar.losses.hyperparameters import check_angle, check_positive
-from nearfar.losses.loss import Given, Loss
+from nearfar.losses.inputs import Batch
+from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import ANGLE, Angle, Fraction, Positive, PositiveInt
 
 
-@register(
-    "class",
-    "Qian et al., SoftTriple Loss, ICCV 2019, arXiv:1909.05235",
-    "softmax of λ S_c, target λ(S_y − δ), S_c = Σ_k softmax_k(s_ck/γ) s_ck; + τ Σ‖w_t − w_s‖",
-)
-class SoftTripleLoss(Loss):
+@register("class", "softmax of λ S_c, target λ(S_y − δ), S_c = Σ_k softmax_k(s_ck/γ) s_ck; + τ Σ‖w_t − w_s‖")
+class SoftTripleLoss(ClassLevelLoss):
     """SoftTriple: a softmax over classes that have several centres each, which a regulariser lets merge.
 
         S_c = sum_k softmax_k(s_ck / gamma) s_ck
@@ -42,24 +40,15 @@ class SoftTripleLoss(Loss):
     arXiv:1909.05235, Eq. 10.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        centers_per_class: int = 10,
-        la: float = 20.0,
-        gamma: float = 0.1,
-        margin: float = 0.01,
-        *,
-        tau: float = 0.2,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("centers_per_class", centers_per_class)
-        check_positive("la", la)
-        check_positive("gamma", gamma)
-        self.la, self.gamma, self.margin, self.tau = la, gamma, margin, tau
-        self.add_classes(num_classes, embedding_size, vectors_per_class=centers_per_class)
+    centers_per_class: InitVar[PositiveInt] = 10
+    la: Positive = 20.0
+    gamma: Positive = 0.1
+    margin: float = 0.01
+    _: KW_ONLY
+    tau: float = 0.2
+
+    def set_up(self, centers_per_class: int, **sizes: Any) -> None:
+        self.add_classes(**sizes, vectors_per_class=centers_per_class)
 
     def spec(self) -> LossSpec:
         k = self.vectors_per_class
@@ -70,13 +59,9 @@ class SoftTripleLoss(Loss):
         )
 
 
-@register(
-    "class",
-    "Deng et al., Sub-center ArcFace, ECCV 2020",
-    "softmax of γ S_j, target γ cos(θ_y + m), S_c = max_k s_ck",
-)
-class SubCenterArcFaceLoss(Loss):
-    """ArcFace over classes that have several sub-centres, of which the nearest counts: noise gathers at the others.
+@register("class", "softmax of γ S_j, target γ cos(θ_y + m), S_c = max_k s_ck")
+class SubCenterArcFaceLoss(ClassLevelLoss):
+    """ArcFace over classes with several sub-centres, of which the nearest counts, so that noise gathers at the others.
 
         S_c = max_k s_ck,   target logit: scale cos(arccos(S_y) + margin)
 
@@ -90,21 +75,12 @@ class SubCenterArcFaceLoss(Loss):
     ECCV 2020.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 0.5,
-        scale: float = 64.0,
-        sub_centers: int = 3,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_angle("margin", margin)
-        check_positive("scale", scale)
-        check_positive("sub_centers", sub_centers)
-        self.margin, self.scale = margin, scale
-        self.add_classes(num_classes, embedding_size, vectors_per_class=sub_centers)
+    margin: Angle = 0.5
+    scale: Positive = 64.0
+    sub_centers: InitVar[PositiveInt] = 3
+
+    def set_up(self, sub_centers: int, **sizes: Any) -> None:
+        self.add_classes(**sizes, vectors_per_class=sub_centers)
 
     def spec(self) -> LossSpec:
         return LossSpec(
@@ -123,7 +99,7 @@ class SubCenterArcFaceLoss(Loss):
         Returns:
             The indices of the outliers, and the dominant centres (classes, dimension).
         """
-        check_angle("threshold", threshold)
+        ANGLE.check("threshold", threshold)
         assert self.weight is not None
         if hasattr(self.weight, "to_local"):
             raise StateError("the sub-centres are sharded: look for outliers with a plain loss of their full_state")
@@ -137,13 +113,9 @@ class SubCenterArcFaceLoss(Loss):
         return (angle > threshold).nonzero()[:, 0], centers[classes, dominant]
 
 
-@register(
-    "class",
-    "Wen et al., A Discriminative Feature Learning Approach for Deep Face Recognition, ECCV 2016",
-    "λ/2 ‖x − c_y‖²",
-)
-class CenterLoss(Loss):
-    """Centre loss: every sample to the running mean of its class; for use beside a softmax.
+@register("class", "λ/2 ‖x − c_y‖²")
+class CenterLoss(ClassLevelLoss):
+    """Centre loss: every sample to the running mean of its class; added to a softmax.
 
         l = loss_weight/2 |x - c_y|^2
         c_j <- c_j - alpha sum_{y_i = j} (c_j - x_i) / (1 + n_j)        n_j samples of class j in the batch
@@ -155,63 +127,45 @@ class CenterLoss(Loss):
 
     Args:
         num_classes, embedding_size: classes and dimension.
-        alpha: how fast the centres follow, 0 to 1.
+        alpha: how fast the centres follow, from 0 to 1.
         loss_weight: λ; the paper has 0.003 for faces.
 
     References: Y. Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016,
     Eq. 2-4.
     """
 
+    class_level = True
     needs_class_ids = True
+    takes_references = False
     free_norm = True
-    centers: Tensor
+    alpha: Fraction = 0.5
+    _: KW_ONLY
+    loss_weight: float = 1.0
 
-    def __init__(
-        self, num_classes: int, embedding_size: int, alpha: float = 0.5, *, loss_weight: float = 1.0, **options: Any
-    ):
-        super().__init__(**options)
-        check_positive("num_classes", num_classes)
-        check_positive("embedding_size", embedding_size)
-        if not 0 <= alpha <= 1:
-            raise InputError(f"alpha is how far the centres follow, between 0 and 1, not {alpha}")
-        self.alpha, self.loss_weight = alpha, loss_weight
-        device = torch.device("meta") if self.sharded else None
-        self.register_buffer("centers", torch.empty(num_classes, embedding_size, device=device))
+    def set_up(self, num_classes: int, embedding_size: int) -> None:
         self.num_classes = num_classes
+        device = torch.device("meta") if self.sharded else None
+        self.centers: Tensor
+        self.register_buffer("centers", torch.empty(num_classes, embedding_size, device=device))
         torch.nn.init.xavier_uniform_(self.centers)
 
-    @property
-    def class_level(self) -> bool:
-        return True
-
-    @property
-    def proxies_are_rows(self) -> bool:
-        return False
-
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        embeddings, labels, sample_weight = given.embeddings, given.labels, given.sample_weight
-        if labels is None or labels.ndim != 1 or given.ref_emb is not None:
-            raise InputError("CenterLoss takes class ids as labels, and nothing else to compare with")
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        embeddings, labels = batch.embeddings, inputs.class_ids(batch.labels, "CenterLoss")
         inputs.check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])
         x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
-        # The centres as they were: this step moves them, perhaps before its gradient is asked for.
-        losses = self.with_own_class(self.centers, labels, lambda own: (x - own).square().sum(1))
-        losses = losses * (self.loss_weight / 2)
+        # With the centres before this step, which moves them, perhaps before its gradient is computed.
+        distances = self.with_own_class(self.centers, labels, lambda centers: (x - centers).square().sum(1))
         if self.training and torch.is_grad_enabled():
             self._move_centers(x.detach(), labels)
-        if self.reduction == "mean":
-            weight = torch.ones_like(losses) if sample_weight is None else sample_weight
-            return (weight * losses).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
-        losses = losses if sample_weight is None else sample_weight * losses
-        return losses.sum() if self.reduction == "sum" else losses
+        return self.reduced(distances * (self.loss_weight / 2), pairs, batch.sample_weight)
 
     @torch.no_grad()
     def _move_centers(self, x: Tensor, labels: Tensor) -> None:
         centers = self.centers
-        if self.distribution is not None:  # those of this rank's classes
-            centers, labels, here = self.distribution.held(centers, labels)
-            x, labels = x[here], labels[here]
+        if self.distribution is not None:  # only those of this rank's classes
+            centers, labels, held = self.distribution.held(centers, labels)
+            x, labels = x[held], labels[held]
         present, index, number = torch.unique(labels, return_inverse=True, return_counts=True)
         before = centers[present]
         away = torch.zeros_like(before).index_add_(0, index, (before[index] - x).to(before.dtype))

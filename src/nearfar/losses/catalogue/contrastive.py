@@ -1,28 +1,31 @@
 """Pair-level losses: samples × samples (or × `ref_emb`)."""
 
+from dataclasses import KW_ONLY, InitVar
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import Distance, Hinge, Linear, Row
+from nearfar.losses.engine.maps import Distance, Hinge, Linear, Map
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.engine.vectors import unit
-from nearfar.losses.hyperparameters import check_choice, check_positive
-from nearfar.losses.loss import Given, Loss
+from nearfar.losses.engine.vectors import unit, wide
+from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import Positive
 
 DistanceKind = Literal["l2", "squared_l2", "cosine"]
-DISTANCES = ("l2", "squared_l2", "cosine")
 
 
-@register(
-    "pair",
-    "Hadsell, Chopra, LeCun, Dimensionality Reduction by Learning an Invariant Mapping, CVPR 2006",
-    "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero",
-)
+def _over_active_pairs(positive: Map, negative: Map, **settings: Any) -> LossSpec:
+    """The mean of f_p over the positive pairs whose term is not zero, plus that of f_n over such negative pairs."""
+    sums: dict[str, Any] = {"gather": ("sum", "sum"), "combine": "split", "act": "identity", "average": "active"}
+    return LossSpec(positive=positive, negative=negative, **sums, **settings)
+
+
+@register("pair", "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero")
 class ContrastiveLoss(Loss):
     """Contrastive loss: positives nearer than one margin, negatives further than another.
 
@@ -40,29 +43,16 @@ class ContrastiveLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(
-        self,
-        pos_margin: float = 0.0,
-        neg_margin: float = 1.0,
-        *,
-        power: Literal[1, 2] = 2,
-        distance: DistanceKind = "l2",
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_choice("power", power, (1, 2))
-        check_choice("distance", distance, DISTANCES)
-        self.pos_margin, self.neg_margin, self.power, self.distance = pos_margin, neg_margin, power, distance
+    pos_margin: float = 0.0
+    neg_margin: float = 1.0
+    _: KW_ONLY
+    power: Literal[1, 2] = 2
+    distance: DistanceKind = "l2"
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Hinge(Distance(self.distance, 1, -self.pos_margin), self.power),
-            negative=Hinge(Distance(self.distance, -1, self.neg_margin), self.power),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            average="active",
+        return _over_active_pairs(
+            Hinge(Distance(self.distance, 1, -self.pos_margin), self.power),
+            Hinge(Distance(self.distance, -1, self.neg_margin), self.power),
         )
 
 
@@ -78,11 +68,7 @@ def _one_per_class(labels: Tensor) -> tuple[Tensor, Tensor]:
     return chosen[0], chosen[1]
 
 
-@register(
-    "pair",
-    "Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016",
-    "log(1 + Σ_n exp(x·x_n − x·x_p)), for every positive",
-)
+@register("pair", "log(1 + Σ_n exp(x·x_n − x·x_p)), for every positive")
 class NPairsLoss(Loss):
     """Multi-class N-pair loss: a softmax of dot products, one positive against all negatives.
 
@@ -90,7 +76,7 @@ class NPairsLoss(Loss):
 
     of vectors that are not normalised, averaged over positive pairs. All samples of other classes are negatives. In the
     paper's form, `pairs="one_per_class"`, the first sample of every class in the batch is an anchor, the second its
-    positive, and the positives of the other classes are the negatives; the rest of the batch is not looked at.
+    positive, and the positives of the other classes are the negatives; the rest of the batch is ignored.
 
     Args:
         pairs: "all" or "one_per_class".
@@ -101,58 +87,51 @@ class NPairsLoss(Loss):
     """
 
     free_norm = True
+    _: KW_ONLY
+    pairs: Literal["all", "one_per_class"] = "all"
+    l2_weight: float = 0.005
 
-    def __init__(self, *, pairs: Literal["all", "one_per_class"] = "all", l2_weight: float = 0.005, **options: Any):
-        super().__init__(**options)
-        check_choice("pairs", pairs, ("all", "one_per_class"))
-        self.pairs, self.l2_weight = pairs, l2_weight
-        self.row_local = pairs == "all"
+    def set_up(self) -> None:
+        self.row_local = self.takes_references = self.pairs == "all"
 
     def spec(self) -> LossSpec:
-        if not self.row_local:  # of one positive, its own term is the row's loss
-            return LossSpec(positive=Linear(-1.0), negative=Linear(1.0), normalize=(False, False))
-        return LossSpec(
-            positive=Linear(-1.0), negative=Linear(1.0), combine="each", average="pairs", normalize=(False, False)
-        )
+        positive, negative = Linear(-1.0), Linear(1.0)
+        if self.pairs == "one_per_class":  # with one positive, its term is the row's loss
+            return LossSpec(positive=positive, negative=negative, normalize=(False, False))
+        return LossSpec(positive=positive, negative=negative, combine="each", average="pairs", normalize=(False, False))
 
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        labels, weight = given.labels, given.sample_weight
-        if self.row_local:
-            return super().over_pairs(pairs, given)
-        if labels is None or labels.ndim != 1 or given.ref_emb is not None or given.indices_tuple is not None:
-            raise InputError('pairs="one_per_class" takes class ids as labels, and no ref_emb')
-        rows, columns = _one_per_class(labels)
-        pairs = ClassPairs.to_classes(torch.arange(len(rows), device=labels.device), len(columns))
-        none = self.reduction == "none"
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        if self.pairs == "all":
+            return super().over_pairs(pairs, batch)
+        x, weight = batch.embeddings, batch.sample_weight
+        labels = class_ids(batch.labels, 'NPairsLoss with pairs="one_per_class"')
+        if batch.indices_tuple is not None:
+            raise InputError('NPairsLoss with pairs="one_per_class" takes no indices_tuple')
+        anchors, positives = _one_per_class(labels)
+        pairs = ClassPairs.to_classes(torch.arange(len(anchors), device=labels.device), len(positives))
+        by_row = self.reduction == "none"
         if not self.any_row_counts(pairs, "both"):
-            return self.zero(given.embeddings, shape=(len(labels),) if none else ())
-        x, y = (given.embeddings.index_select(0, chosen) for chosen in (rows, columns))
-        loss = self.evaluate(self.spec(), pairs, x, y, row_weight=None if weight is None else weight[rows])
-        return loss.new_zeros(len(labels)).index_copy(0, rows, loss) if none else loss
+            return self.zero(x, shape=(len(labels),) if by_row else ())
+        weight = None if weight is None else weight[anchors]
+        loss = self.evaluate(self.spec(), pairs, x[anchors], x[positives], row_weight=weight)
+        return loss.new_zeros(len(labels)).index_copy(0, anchors, loss) if by_row else loss
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
-        return (
-            self.l2_weight * embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).square().sum(1)
-            if self.l2_weight
-            else None
-        )
+        return self.l2_weight * wide(embeddings).square().sum(1) if self.l2_weight else None
 
 
-@register(
-    "pair",
-    "Wang et al., Multi-Similarity Loss with General Pair Weighting, CVPR 2019, arXiv:1904.06627",
-    "1/α log(1 + Σ_p exp(−α(s_p−λ))) + 1/β log(1 + Σ_n exp(β(s_n−λ))), mined",
-)
+@register("pair", "1/α log(1 + Σ_p exp(−α(s_p−λ))) + 1/β log(1 + Σ_n exp(β(s_n−λ))), mined")
 class MultiSimilarityLoss(Loss):
     """Multi-Similarity loss, with its mining.
 
         l = 1/alpha log(1 + sum_p exp(-alpha (s_p - base))) + 1/beta log(1 + sum_n exp(beta (s_n - base)))
 
     over the pairs kept by mining: negatives with s > min s_p - epsilon, positives with s < max s_n + epsilon. The
-        mean is over all rows.
+    mean is over all rows.
 
     Args:
-        alpha, beta, base: scales of the two sides, and the similarity λ they turn around.
+        alpha, beta: scales of the positive and the negative side.
+        base: the similarity λ at which a pair's exponent is zero.
         epsilon: the mining's slack; None keeps all pairs.
         learn_base: learn λ, as the parameter `base`.
 
@@ -161,34 +140,21 @@ class MultiSimilarityLoss(Loss):
     """
 
     row_local = True
+    alpha: Positive = 2.0
+    beta: Positive = 50.0
+    base: float | Tensor = 0.5
+    _: KW_ONLY
+    epsilon: float | None = 0.1
+    learn_base: InitVar[bool] = False
 
-    def __init__(
-        self,
-        alpha: float = 2.0,
-        beta: float = 50.0,
-        base: float = 0.5,
-        *,
-        epsilon: float | None = 0.1,
-        learn_base: bool = False,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("alpha", alpha)
-        check_positive("beta", beta)
-        self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
-        self.base: float | nn.Parameter = nn.Parameter(torch.tensor(float(base))) if learn_base else base
-
-    def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        if not isinstance(self.base, Tensor):
-            return ()
-        base = self.base.expand(len(embeddings))
-        return self.alpha * base, -self.beta * base
+    def set_up(self, learn_base: bool) -> None:
+        if learn_base:
+            self.base = nn.Parameter(torch.tensor(float(self.base)))
 
     def spec(self) -> LossSpec:
-        learned = isinstance(self.base, Tensor)
         return LossSpec(
-            positive=Linear(-self.alpha, Row(0) if learned else self.alpha * self.base),
-            negative=Linear(self.beta, Row(1) if learned else -self.beta * self.base),
+            positive=Linear(-self.alpha, self.alpha * self.base),
+            negative=Linear(self.beta, -self.beta * self.base),
             combine="split",
             side_scale=(1 / self.alpha, 1 / self.beta),
             mining=self.epsilon,
@@ -196,11 +162,7 @@ class MultiSimilarityLoss(Loss):
         )
 
 
-@register(
-    "pair",
-    "Chen et al., A Simple Framework for Contrastive Learning (SimCLR), ICML 2020, arXiv:2002.05709",
-    "log(1 + Σ_n exp((s_n − s_p)/τ)), for every positive",
-)
+@register("pair", "log(1 + Σ_n exp((s_n − s_p)/τ)), for every positive")
 class NTXentLoss(Loss):
     """Normalised-temperature cross-entropy: every positive pair against all negatives of its row.
 
@@ -217,24 +179,20 @@ class NTXentLoss(Loss):
     """
 
     row_local = True
+    temperature: Positive = 0.07
+    _: KW_ONLY
+    learnable: InitVar[bool] = False
 
-    def __init__(self, temperature: float = 0.07, *, learnable: bool = False, **options: Any):
-        super().__init__(**options)
-        check_positive("temperature", temperature)
-        self.temperature = temperature
+    def set_up(self, learnable: bool) -> None:
         if learnable:
-            self.learn_scale(1 / temperature)
+            self.learn_scale(1 / self.temperature)
 
     def spec(self) -> LossSpec:
         scale, negative = self.scales(1 / self.temperature)
         return LossSpec(positive=Linear(negative), negative=Linear(scale), combine="each", average="pairs")
 
 
-@register(
-    "pair",
-    "Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, arXiv:2004.11362, Eq. 2",
-    "−mean_p s_p/τ + log Σ_{a≠self} exp(s_a/τ)",
-)
+@register("pair", "−mean_p s_p/τ + log Σ_{a≠self} exp(s_a/τ)")
 class SupConLoss(Loss):
     """Supervised contrastive loss (its L_out): the mean log-probability of the positives among all other samples.
 
@@ -250,13 +208,13 @@ class SupConLoss(Loss):
     """
 
     row_local = True
+    temperature: Positive = 0.1
+    _: KW_ONLY
+    learnable: InitVar[bool] = False
 
-    def __init__(self, temperature: float = 0.1, *, learnable: bool = False, **options: Any):
-        super().__init__(**options)
-        check_positive("temperature", temperature)
-        self.temperature = temperature
+    def set_up(self, learnable: bool) -> None:
         if learnable:
-            self.learn_scale(1 / temperature)
+            self.learn_scale(1 / self.temperature)
 
     def spec(self) -> LossSpec:
         scale, negative = self.scales(1 / self.temperature)
@@ -270,11 +228,7 @@ class SupConLoss(Loss):
         )
 
 
-@register(
-    "pair",
-    "Goldberger et al., Neighbourhood Components Analysis, NIPS 2004",
-    "−log(Σ_p exp(−γd²_p) / Σ_a exp(−γd²_a))",
-)
+@register("pair", "−log(Σ_p exp(−γd²_p) / Σ_a exp(−γd²_a))")
 class NCALoss(Loss):
     """Neighbourhood components analysis: the probability that a random neighbour is of another class.
 
@@ -290,11 +244,7 @@ class NCALoss(Loss):
     """
 
     row_local = True
-
-    def __init__(self, softmax_scale: float = 1.0, **options: Any):
-        super().__init__(**options)
-        check_positive("softmax_scale", softmax_scale)
-        self.softmax_scale = softmax_scale
+    softmax_scale: Positive = 1.0
 
     def spec(self) -> LossSpec:
         # -log(P / (P + N)) = log(1 + N / P).
@@ -302,19 +252,15 @@ class NCALoss(Loss):
         return LossSpec(positive=Linear(-scale, scale), negative=Linear(scale, -scale), gather=("softmin", "lse"))
 
 
-@register(
-    "pair",
-    "Yuan et al., Signal-To-Noise Ratio: A Robust Distance Metric, CVPR 2019, arXiv:1904.02616",
-    "mean [d_p − m_p]₊ + mean [m_n − d_n]₊ of d = var(x − y)/var(x), over the pairs that are not zero",
-)
+@register("pair", "mean [d_p − m_p]₊ + mean [m_n − d_n]₊ of d = var(x − y)/var(x), over the pairs that are not zero")
 class SignalToNoiseRatioContrastiveLoss(Loss):
-    """Contrastive loss of the signal-to-noise ratio: how much a pair differs, beside how much the anchor varies.
+    """Contrastive loss of the signal-to-noise ratio: the variance of a pair's difference over that of the anchor.
 
         d(x, y) = var(x - y) / var(x)        over the coordinates of the normalised vectors, x the anchor
         L = mean_p [d - pos_margin]_+ + mean_n [neg_margin - d]_+
 
-    each mean over the pairs whose term is not zero. An anchor whose coordinates are all alike has no such ratio: it is
-    left out, as if it had a weight of zero.
+    each mean over the pairs whose term is not zero. An anchor whose coordinates are all alike has no such ratio: its
+    weight is zero.
 
     Args:
         pos_margin, neg_margin: in units of the ratio.
@@ -324,48 +270,37 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **options: Any):
-        super().__init__(**options)
-        self.pos_margin, self.neg_margin = pos_margin, neg_margin
+    only_products = False
+    pos_margin: float = 0.0
+    neg_margin: float = 1.0
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Hinge(Linear(1.0, 1 - self.pos_margin), 1),
-            negative=Hinge(Linear(-1.0, self.neg_margin - 1), 1),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            average="active",
-            normalize=(False, False),
-        )
+        positive = Hinge(Linear(1.0, 1 - self.pos_margin), 1)
+        negative = Hinge(Linear(-1.0, self.neg_margin - 1), 1)
+        return _over_active_pairs(positive, negative, normalize=(False, False))
 
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        # Of centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of rows and columns that differ.
-        z, power = _centred(given.embeddings)
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        # With centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of different rows and columns.
+        z, power = _centred(batch.embeddings)
         silent = power.detach() <= torch.finfo(power.dtype).eps ** 2
         rows = torch.cat([-2 * z, torch.ones_like(power)], 1) / power.masked_fill(silent, 1)
-        columns = torch.cat((z, power) if given.ref_emb is None else _centred(given.ref_emb), 1)
+        columns = torch.cat((z, power) if batch.ref_emb is None else _centred(batch.ref_emb), 1)
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
-        weight = given.sample_weight
+        weight = batch.sample_weight
         if bool(silent.any()):
             weight = (torch.ones_like(power[:, 0]) if weight is None else weight).masked_fill(silent[:, 0], 0)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 
 
 def _centred(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The unit vectors less the mean of their coordinates, and the squares of what is left (n, 1)."""
-    x = unit(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
+    """The unit vectors less the mean of their coordinates, and the squared norms of these differences (n, 1)."""
+    x = unit(wide(vectors))
     z = x - x.mean(1, keepdim=True)
     return z, z.square().sum(1, keepdim=True)
 
 
-@register(
-    "pair",
-    "Zhang et al., Threshold-Consistent Margin Loss, ICLR 2024, arXiv:2307.04047",
-    "λ⁺ mean [m⁺ − s_p]₊ + λ⁻ mean [s_n − m⁻]₊, over the pairs that are not zero",
-)
+@register("pair", "λ⁺ mean [m⁺ − s_p]₊ + λ⁻ mean [s_n − m⁻]₊, over the pairs that are not zero")
 class ThresholdConsistentMarginLoss(Loss):
     """Threshold-consistent margin loss: positives above one similarity, negatives below another, the same for all.
 
@@ -383,26 +318,12 @@ class ThresholdConsistentMarginLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(
-        self,
-        lambda_plus: float = 1.0,
-        lambda_minus: float = 1.0,
-        margin_plus: float = 0.9,
-        margin_minus: float = 0.5,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        self.lambda_plus, self.lambda_minus = lambda_plus, lambda_minus
-        self.margin_plus, self.margin_minus = margin_plus, margin_minus
+    lambda_plus: float = 1.0
+    lambda_minus: float = 1.0
+    margin_plus: float = 0.9
+    margin_minus: float = 0.5
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Hinge(Linear(-1.0, self.margin_plus), 1),
-            negative=Hinge(Linear(1.0, -self.margin_minus), 1),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            side_scale=(self.lambda_plus, self.lambda_minus),
-            average="active",
-        )
+        positive = Hinge(Linear(-1.0, self.margin_plus), 1)
+        negative = Hinge(Linear(1.0, -self.margin_minus), 1)
+        return _over_active_pairs(positive, negative, side_scale=(self.lambda_plus, self.lambda_minus))

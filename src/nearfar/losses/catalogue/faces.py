@@ -1,5 +1,6 @@
 """Newer face losses: margins that depend on the sample, and squared cosines."""
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 import torch
@@ -10,18 +11,15 @@ from nearfar.losses.engine.maps import ArcMargin, Curriculum, Linear, QualityMar
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms, unit, wide
-from nearfar.losses.hyperparameters import check_angle, check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.inputs import class_ids
+from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import Angle, Fraction, Positive
 
 
-@register(
-    "class",
-    "Kim, Jain, Liu, AdaFace, CVPR 2022, arXiv:2204.00964",
-    "softmax of γ s_j, target γ(cos(θ_y − m z) − m − m z), z the feature norm's standing in the batch",
-)
-class AdaFaceLoss(Loss):
-    """AdaFace: the margin follows the image's quality, for which the feature's norm stands.
+@register("class", "softmax of γ s_j, target γ(cos(θ_y − m z) − m − m z), z the feature norm's standing in the batch")
+class AdaFaceLoss(ClassLevelLoss):
+    """AdaFace: the margin follows the image's quality, which the feature's norm indicates.
 
         z = clip((|x| - mean) / (std + 0.001) h, -1, 1)
         target logit: scale (cos(theta_y - margin z) - margin - margin z)
@@ -41,29 +39,18 @@ class AdaFaceLoss(Loss):
     """
 
     free_norm = True
-    batch_mean: Tensor
-    batch_std: Tensor
+    margin: Angle = 0.4
+    scale: Positive = 64.0
+    _: KW_ONLY
+    h: float = 0.333
+    t_alpha: Fraction = 0.01
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 0.4,
-        scale: float = 64.0,
-        *,
-        h: float = 0.333,
-        t_alpha: float = 0.01,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_angle("margin", margin)
-        check_positive("scale", scale)
-        if not 0 <= t_alpha <= 1:
-            raise InputError(f"t_alpha must be between 0 and 1, not {t_alpha}")
-        self.margin, self.scale, self.h, self.t_alpha = margin, scale, h, t_alpha
+    def set_up(self, **sizes: Any) -> None:
+        self.add_classes(**sizes)
+        self.batch_mean: Tensor
+        self.batch_std: Tensor
         self.register_buffer("batch_mean", torch.tensor(20.0))
         self.register_buffer("batch_std", torch.tensor(100.0))
-        self.add_classes(num_classes, embedding_size)
 
     def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
         if len(embeddings) > 1:
@@ -81,18 +68,14 @@ class AdaFaceLoss(Loss):
         return (((norm - mean) / (std + 1e-3) * self.h).clamp_(-1, 1),)
 
 
-@register(
-    "class",
-    "Meng et al., MagFace, CVPR 2021, arXiv:2103.06627",
-    "softmax of γ s_j, target γ cos(θ_y + m(‖x‖)); + λ_g(a/u_a² + 1/a)",
-)
-class MagFaceLoss(Loss):
-    """MagFace: a margin that grows with the feature's norm, and a term that makes easy samples long.
+@register("class", "softmax of γ s_j, target γ cos(θ_y + m(‖x‖)); + λ_g(a/u_a² + 1/a)")
+class MagFaceLoss(ClassLevelLoss):
+    """MagFace: a margin that grows with the feature's norm, and a term that rewards long features.
 
         a = |x| clipped to [l_a, u_a],   m(a) linear from l_margin to u_margin
         target logit: scale cos(theta_y + m(a)),   l += lambda_g (a / u_a^2 + 1 / a)
 
-    The norm is differentiated in both; past π the target goes on as ArcFace's does.
+    The norm is differentiated in both; past π the target continues as in ArcFace.
 
     Args:
         num_classes, embedding_size: shape of the class weights.
@@ -107,29 +90,18 @@ class MagFaceLoss(Loss):
 
     needs_class_ids = True
     free_norm = True
+    _: KW_ONLY
+    l_a: float = 10.0
+    u_a: float = 110.0
+    l_margin: Angle = 0.45
+    u_margin: Angle = 0.8
+    scale: Positive = 64.0
+    lambda_g: float = 35.0
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        *,
-        l_a: float = 10.0,
-        u_a: float = 110.0,
-        l_margin: float = 0.45,
-        u_margin: float = 0.8,
-        scale: float = 64.0,
-        lambda_g: float = 35.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_angle("l_margin", l_margin)
-        check_angle("u_margin", u_margin)
-        check_positive("scale", scale)
-        if not 0 < l_a < u_a:
-            raise InputError(f"l_a and u_a must be norms with 0 < l_a < u_a, not {l_a} and {u_a}")
-        self.l_a, self.u_a, self.l_margin, self.u_margin = l_a, u_a, l_margin, u_margin
-        self.scale, self.lambda_g = scale, lambda_g
-        self.add_classes(num_classes, embedding_size)
+    def set_up(self, **sizes: Any) -> None:
+        if not 0 < self.l_a < self.u_a:
+            raise InputError(f"l_a and u_a must be norms with 0 < l_a < u_a, not {self.l_a} and {self.u_a}")
+        self.add_classes(**sizes)
 
     def spec(self) -> LossSpec:
         return LossSpec(positive=ArcMargin(self.scale, margin=Row(0)), negative=Linear(self.scale))
@@ -144,13 +116,9 @@ class MagFaceLoss(Loss):
         return self.lambda_g * (a / self.u_a**2 + 1 / a)
 
 
-@register(
-    "class",
-    "Huang et al., CurricularFace, CVPR 2020, arXiv:2004.00288",
-    "ArcFace whose negatives with s_j > cos(θ_y + m) become s_j(t + s_j)",
-)
-class CurricularFaceLoss(Loss):
-    """CurricularFace: ArcFace that weighs hard negatives the more, the better the model has become.
+@register("class", "ArcFace whose negatives with s_j > cos(θ_y + m) become s_j(t + s_j)")
+class CurricularFaceLoss(ClassLevelLoss):
+    """CurricularFace: ArcFace that weights hard negatives more as the model improves.
 
         target logit: scale cos(theta_y + margin)
         other logits: scale s_j,   or scale s_j (t + s_j) where s_j > cos(theta_y + margin)
@@ -167,15 +135,13 @@ class CurricularFaceLoss(Loss):
     """
 
     needs_class_ids = True
-    t: Tensor
+    margin: Angle = 0.5
+    scale: Positive = 64.0
 
-    def __init__(self, num_classes: int, embedding_size: int, margin: float = 0.5, scale: float = 64.0, **options: Any):
-        super().__init__(**options)
-        check_angle("margin", margin)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
+    def set_up(self, **sizes: Any) -> None:
+        self.add_classes(**sizes)
+        self.t: Tensor
         self.register_buffer("t", torch.zeros(()))
-        self.add_classes(num_classes, embedding_size)
 
     def before_step(self, embeddings: Tensor, labels: Tensor | None) -> None:
         if labels is not None and labels.ndim == 1 and len(labels):
@@ -193,24 +159,19 @@ class CurricularFaceLoss(Loss):
 
     @torch.no_grad()
     def _own_cosines(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
-        if labels is None or labels.ndim != 1:
-            raise InputError("CurricularFaceLoss compares with the one class of a sample: it needs class ids as labels")
         assert self.weight is not None
-        return self.with_own_class(self.weight, labels, lambda own: (unit(wide(embeddings)) * unit(wide(own))).sum(1))
+        x, ids = unit(wide(embeddings)), class_ids(labels, "CurricularFaceLoss")
+        return self.with_own_class(self.weight, ids, lambda w: (x * unit(wide(w))).sum(1))
 
 
-@register(
-    "class",
-    "Zhang et al., P2SGrad, CVPR 2019, arXiv:1905.02479",
-    "mean_c (s_c − [c = y])²",
-)
-class P2SGradLoss(Loss):
+@register("class", "mean_c (s_c − [c = y])²")
+class P2SGradLoss(ClassLevelLoss):
     """P2SGrad: squared errors of the cosines, whose gradient has no scale or margin to tune.
 
         l = 1/C sum_c (s_c - [c == y])^2
 
-    A state_dict of pytorch-metric-learning, whose weight is (dimension, classes), is turned when it is loaded, unless
-    both numbers are the same: turn that yourself.
+    A state_dict of pytorch-metric-learning, whose weight is (dimension, classes), is transposed when it is loaded,
+    unless it is square: transpose that yourself.
 
     Args:
         num_classes, embedding_size: shape of the class weights.
@@ -221,12 +182,8 @@ class P2SGradLoss(Loss):
 
     needs_class_ids = True
 
-    def __init__(self, num_classes: int, embedding_size: int, **options: Any):
-        super().__init__(**options)
-        self.add_classes(num_classes, embedding_size)
-
     def spec(self) -> LossSpec:
-        # (s - 1)^2 = s^2 + (1 - 2s): the squares of all, and the rest of the own class's.
+        # (s - 1)^2 = s^2 + (1 - 2s): the squares of all classes, and the rest for the sample's own.
         return LossSpec(
             positive=Linear(-2, 1),
             negative=Square(),

@@ -1,29 +1,25 @@
 """Lifted structures: a positive pair against all negatives of its two ends."""
 
-from typing import Any
+from dataclasses import KW_ONLY
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nearfar.errors import InputError
-from nearfar.losses.catalogue.whole_batch import WholeBatchLoss, in_order, positive_pairs
+from nearfar.losses.catalogue.all_pairs import in_order, positive_pairs
 from nearfar.losses.engine.maps import Distance, through
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec, over_negatives
-from nearfar.losses.engine.vectors import ordered
-from nearfar.losses.loss import Given, Loss
+from nearfar.losses.engine.vectors import ordered, wide
+from nearfar.losses.inputs import Batch
+from nearfar.losses.loss import Loss
 from nearfar.losses.mined import TuplePairs
 from nearfar.losses.registry import register
 
-LISTED = 2**21  # elements of the vectors of positive pairs that are looked at together
+LISTED = 2**21  # elements of the vectors of positive pairs that are compared together
 
 
-@register(
-    "pair",
-    "Hermans et al., In Defense of the Triplet Loss, 2017, arXiv:1703.07737",
-    "[log Σ_p exp(d_p − m_p) + log Σ_n exp(m_n − d_n)]₊",
-)
+@register("pair", "[log Σ_p exp(d_p − m_p) + log Σ_n exp(m_n − d_n)]₊")
 class GeneralizedLiftedStructureLoss(Loss):
     """Generalised lifted structure loss: all positives of an anchor against all its negatives.
 
@@ -40,10 +36,8 @@ class GeneralizedLiftedStructureLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(self, neg_margin: float = 1.0, pos_margin: float = 0.0, **options: Any):
-        super().__init__(**options)
-        self.neg_margin, self.pos_margin = neg_margin, pos_margin
+    neg_margin: float = 1.0
+    pos_margin: float = 0.0
 
     def spec(self) -> LossSpec:
         return LossSpec(
@@ -51,19 +45,15 @@ class GeneralizedLiftedStructureLoss(Loss):
         )
 
 
-@register(
-    "pair",
-    "Oh Song et al., Deep Metric Learning via Lifted Structured Feature Embedding, CVPR 2016, arXiv:1511.06452",
-    "1/2|P| Σ_ij [log(Σ_k exp(m_n − d_ik) + Σ_l exp(m_n − d_jl)) + d_ij − m_p]₊²",
-)
-class LiftedStructureLoss(WholeBatchLoss):
+@register("pair", "1/2|P| Σ_ij [log(Σ_k exp(m_n − d_ik) + Σ_l exp(m_n − d_jl)) + d_ij − m_p]₊²")
+class LiftedStructureLoss(Loss):
     """Lifted structure loss: every positive pair against the negatives of both its ends.
 
         J_ij = log(sum_k exp(neg_margin - d_ik) + sum_l exp(neg_margin - d_jl)) + d_ij - pos_margin
         L = 1/(2|P|) sum_ij [J_ij]_+^2
 
-    over the positive pairs i < j of which one end has a negative at least; d is the Euclidean distance. The batch is
-    compared with itself alone, and the loss is one number. The generalised form is more often used.
+    over the positive pairs i < j of which at least one end has a negative; d is the Euclidean distance. The batch
+    is only compared with itself, and the loss is one number. The generalised form is used more often.
 
     Args:
         neg_margin, pos_margin: in the distance's unit.
@@ -74,20 +64,19 @@ class LiftedStructureLoss(WholeBatchLoss):
     arXiv:1511.06452, Eq. 4.
     """
 
+    whole_batch = True
     takes_references = False
+    neg_margin: float = 1.0
+    pos_margin: float = 0.0
+    _: KW_ONLY
+    normalize: bool = True
 
-    def __init__(self, neg_margin: float = 1.0, pos_margin: float = 0.0, *, normalize: bool = True, **options: Any):
-        super().__init__(**options)
-        self.neg_margin, self.pos_margin, self.normalize = neg_margin, pos_margin, normalize
-        self.free_norm = not normalize
+    def set_up(self) -> None:
+        super().set_up()
+        self.free_norm = not self.normalize
 
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
-        self.check_unweighted(sample_weight)
-        if ref_emb is not None:
-            raise InputError(
-                "LiftedStructureLoss looks at the negatives of both ends of a pair, so it takes no ref_emb"
-            )
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
+        embeddings = batch.embeddings
         if not self.any_row_counts(pairs, "both"):
             return self.zero(embeddings)
         once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
@@ -99,9 +88,9 @@ class LiftedStructureLoss(WholeBatchLoss):
         x = in_order(pairs, embeddings, None)[0] if self.normalize else ordered(embeddings, pairs.row_order)
         total, number = self.zero(x), 0
         for i, j in positive_pairs(pairs, LISTED // x.shape[1], above_diagonal=once):
-            some = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
-            i, j = i[some], j[some]
-            # Computed again for the gradient: the vectors of all positive pairs would not be bounded.
+            has_negative = torch.isfinite(torch.maximum(push.detach()[i], push.detach()[j]))
+            i, j = i[has_negative], j[has_negative]
+            # Computed again for the gradient: the vectors of all positive pairs take unbounded memory.
             total = total + checkpoint(self._of_pairs, x, push, i, j, use_reentrant=False)
             number += len(i)
         return total / (2 * max(1, number))
@@ -114,7 +103,7 @@ class LiftedStructureLoss(WholeBatchLoss):
 
 def _as_cosines(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns (N, D + 2) whose dot products s have 2 - 2s = |x - y|^2, as those of unit vectors have."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = wide(x)
     half = x.square().sum(1, keepdim=True) / 2
     one = torch.ones_like(half)
     return torch.cat([x, 1 - half, one], 1), torch.cat([x, one, -half], 1)

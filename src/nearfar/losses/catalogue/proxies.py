@@ -1,28 +1,25 @@
 """Proxy losses: a learned vector per class stands for the class's samples."""
 
+from dataclasses import KW_ONLY, InitVar
 from typing import Any
 
 from torch import Tensor
 
-from nearfar.losses.catalogue.own_function import masked_logsumexp
+from nearfar.losses.catalogue.strip_loss import masked_logsumexp
 from nearfar.losses.engine.maps import Linear, softplus
 from nearfar.losses.engine.pools import relaxed_similarity
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.hyperparameters import check_positive
-from nearfar.losses.loss import Loss
+from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import Positive, PositiveInt
 
 
-@register(
-    "proxy",
-    "Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017, arXiv:1703.07464",
-    "−log(exp(−d²_y) / Σ_j exp(−d²_j)), original: j ≠ y",
-)
-class ProxyNCALoss(Loss):
+@register("proxy", "−log(exp(−d²_y) / Σ_j exp(−d²_j)), original: j ≠ y")
+class ProxyNCALoss(ClassLevelLoss):
     """Proxy-NCA, and its ++ form.
 
-        l = -log( exp(-softmax_scale d(x, p_y)) / sum_j exp(-softmax_scale d(x, p_j)) ),   d = |x/|x| - p/|p||^2 = 2 -
-        2s
+        l = -log( exp(-softmax_scale d(x, p_y)) / sum_j exp(-softmax_scale d(x, p_j)) )
+        d(x, p) = |x/|x| - p/|p||^2 = 2 - 2s
 
     The sum is over all proxies (Proxy-NCA++, and pytorch-metric-learning), or with `exclude_positive` over the others
     (the original paper).
@@ -36,19 +33,9 @@ class ProxyNCALoss(Loss):
     arXiv:1703.07464, Eq. 4; E. Teh, T. DeVries, G. Taylor, "ProxyNCA++", ECCV 2020, arXiv:2004.01113.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        softmax_scale: float = 1.0,
-        *,
-        exclude_positive: bool = False,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("softmax_scale", softmax_scale)
-        self.softmax_scale, self.exclude_positive = softmax_scale, exclude_positive
-        self.add_classes(num_classes, embedding_size)
+    softmax_scale: Positive = 1.0
+    _: KW_ONLY
+    exclude_positive: bool = False
 
     def spec(self) -> LossSpec:
         scale = 2 * self.softmax_scale
@@ -57,12 +44,8 @@ class ProxyNCALoss(Loss):
         )
 
 
-@register(
-    "proxy",
-    "Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, arXiv:2003.13911",
-    "1/|P⁺| Σ log(1 + Σ_p exp(−α(s_p−δ))) + 1/|P| Σ log(1 + Σ_n exp(α(s_n+δ)))",
-)
-class ProxyAnchorLoss(Loss):
+@register("proxy", "1/|P⁺| Σ log(1 + Σ_p exp(−α(s_p−δ))) + 1/|P| Σ log(1 + Σ_n exp(α(s_n+δ)))")
+class ProxyAnchorLoss(ClassLevelLoss):
     """Proxy-Anchor: each proxy is an anchor, and the batch's samples are its positives and negatives.
 
         L = 1/|P+| sum_{p in P+} log(1 + sum_{x in X_p+} exp(-alpha (s - margin)))
@@ -84,23 +67,15 @@ class ProxyAnchorLoss(Loss):
     References: S. Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, arXiv:2003.13911, Eq. 4.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float = 0.1,
-        alpha: float = 32.0,
-        *,
-        proxies_per_class: int = 1,
-        gamma: float = 0.1,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("alpha", alpha)
-        check_positive("proxies_per_class", proxies_per_class)
-        check_positive("gamma", gamma)
-        self.margin, self.alpha, self.gamma = margin, alpha, gamma
-        self.add_classes(num_classes, embedding_size, vectors_per_class=proxies_per_class)
+    proxies_are_rows = True
+    margin: float = 0.1
+    alpha: Positive = 32.0
+    _: KW_ONLY
+    proxies_per_class: InitVar[PositiveInt] = 1
+    gamma: Positive = 0.1
+
+    def set_up(self, proxies_per_class: int, **sizes: Any) -> None:
+        self.add_classes(**sizes, vectors_per_class=proxies_per_class)
 
     def _terms(self, s: Tensor, positive: Tensor, negative: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
         """The positive and the negative term of every class, from its K proxies' similarities (b K, N)."""

@@ -1,7 +1,7 @@
-"""Ranking losses: smooth forms of the metrics themselves, of the rank of a row's positives among its columns."""
+"""Ranking losses: smooth forms of retrieval metrics, from the ranks of a row's positives among its columns."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from nearfar.errors import InputError
 from nearfar.losses.engine.maps import Distance
 from nearfar.losses.engine.pairs import table_of
 from nearfar.losses.engine.spec import StripSpec
-from nearfar.losses.hyperparameters import check_choice, check_positive
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import Fraction, Positive, PositiveInt
 
 TOGETHER = 2**20  # pairs of a positive and another column that are compared together
 
@@ -29,13 +29,13 @@ def ranks_above(
         among: count the other positives, too.
 
     Returns:
-        The negatives (b, K), one entry per positive; the same of the other positives, or None; and which of the entries
-        are of a positive.
+        How many negatives, (b, K), an entry for each positive; how many other positives, or None; and which of the
+        entries belong to a positive.
     """
 
     def above(s: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
-        own = s.gather(1, columns)
-        sigmoid = torch.sigmoid((s.unsqueeze(1) - own.unsqueeze(2)) * (1 / temperature))
+        s_p = s.gather(1, columns)
+        sigmoid = torch.sigmoid((s.unsqueeze(1) - s_p.unsqueeze(2)) * (1 / temperature))
         of_negatives = (sigmoid * negative.unsqueeze(1)).sum(2)
         if not among:
             return (of_negatives,)
@@ -44,7 +44,7 @@ def ranks_above(
         return of_negatives, (sigmoid * (other & positive.unsqueeze(1))).sum(2)
 
     columns, filled = table_of(positive)
-    # As many positives at a time as are bounded in memory; if not all, each part is computed again for its gradient.
+    # As many positives at a time as TOGETHER allows; of several parts, each is computed again for its gradient.
     together = max(1, TOGETHER // max(1, s.numel()))
     if columns.shape[1] <= together:
         counts = above(s, columns)
@@ -59,11 +59,7 @@ def mean_over(values: Tensor, filled: Tensor) -> Tensor:
     return torch.where(filled, values, 0).sum(1) / filled.sum(1).clamp_min(1)
 
 
-@register(
-    "pair",
-    "Brown et al., Smooth-AP, ECCV 2020, arXiv:2007.12163",
-    "1 − mean_p rank⁺(p)/rank(p), ranks by Σ sigmoid((s − s_p)/τ)",
-)
+@register("pair", "1 − mean_p rank⁺(p)/rank(p), ranks by Σ sigmoid((s − s_p)/τ)")
 class SmoothAPLoss(Loss):
     """Smooth-AP: one minus average precision, the ranks counted with sigmoids.
 
@@ -81,11 +77,7 @@ class SmoothAPLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(self, temperature: float = 0.01, **options: Any):
-        super().__init__(**options)
-        check_positive("temperature", temperature)
-        self.temperature = temperature
+    temperature: Positive = 0.01
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         below, among, filled = ranks_above(s, positive, negative, self.temperature, among=True)
@@ -96,18 +88,14 @@ class SmoothAPLoss(Loss):
         return StripSpec(self._losses)
 
 
-@register(
-    "pair",
-    "Cakir et al., Deep Metric Learning to Rank (FastAP), CVPR 2019",
-    "1 − 1/|P| Σ_l h⁺_l H⁺_l / H_l, histograms of squared distances",
-)
+@register("pair", "1 − 1/|P| Σ_l h⁺_l H⁺_l / H_l, histograms of squared distances")
 class FastAPLoss(Loss):
     """FastAP: one minus average precision, from histograms of the distances.
 
         l = 1 - 1/|P| sum_l h+_l H+_l / H_l
 
-    h+ is the histogram of the positives' squared distances 2 - 2s, each shared linearly by the two nodes about it; H+
-    and H are cumulated over the positives and over all.
+    h+ is the histogram of the positives' squared distances 2 - 2s, each shared linearly by the two nearest nodes; H+
+    and H are the cumulated histograms of the positives and of all pairs.
 
     Args:
         num_bins: number of bins on [0, 4], between num_bins + 1 nodes.
@@ -116,11 +104,7 @@ class FastAPLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(self, num_bins: int = 10, **options: Any):
-        super().__init__(**options)
-        check_positive("num_bins", num_bins)
-        self.num_bins = num_bins
+    num_bins: PositiveInt = 10
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         position = (2 - 2 * s) * (self.num_bins / 4)
@@ -135,26 +119,22 @@ class FastAPLoss(Loss):
 
         h_p, h_n = histogram(positive), histogram(negative)
         cumulated_p, cumulated = h_p.cumsum(1), (h_p + h_n).cumsum(1)
-        some = h_p > 0
-        terms = torch.where(some, h_p * cumulated_p / torch.where(some, cumulated, 1), 0)
+        filled = h_p > 0
+        terms = torch.where(filled, h_p * cumulated_p / torch.where(filled, cumulated, 1), 0)
         return 1 - terms.sum(1) / positive.sum(1).clamp_min(1)
 
     def spec(self) -> StripSpec:
         return StripSpec(self._losses)
 
 
-@register(
-    "pair",
-    "Patel et al., Recall@k Surrogate Loss, CVPR 2022, arXiv:2108.11179",
-    "1 − mean_k min(k, Σ_p sigmoid(k − rank(p)))/min(k, |P|)",
-)
+@register("pair", "1 − mean_k min(k, Σ_p sigmoid(k − rank(p)))/min(k, |P|)")
 class RecallAtKLoss(Loss):
     """Recall@k surrogate: one minus a smooth Recall@k, averaged over several k.
 
         rank(p) = 1 + sum_{negatives} sigmoid((s - s_p) / rank_temperature)
         l = 1 - mean_k min(k, sum_p sigmoid((k - rank(p)) / k_temperature)) / min(k, |P|)
 
-    Positives do not compete with each other. It wants large batches (the authors use thousands).
+    Positives do not compete with each other. It needs large batches (the authors use thousands).
 
     Args:
         ks: the values of k.
@@ -166,42 +146,28 @@ class RecallAtKLoss(Loss):
     """
 
     row_local = True
+    ks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    rank_temperature: Positive = 0.01
+    k_temperature: Positive = 1.0
 
-    def __init__(
-        self,
-        ks: tuple[int, ...] = (1, 2, 4, 8, 16),
-        rank_temperature: float = 0.01,
-        k_temperature: float = 1.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("rank_temperature", rank_temperature)
-        check_positive("k_temperature", k_temperature)
-        if not ks or min(ks) < 1:
-            raise InputError(f"ks must be some positive integers, not {ks}")
-        self.ks, self.rank_temperature, self.k_temperature = tuple(ks), rank_temperature, k_temperature
+    def set_up(self) -> None:
+        if not self.ks or min(self.ks) < 1:
+            raise InputError(f"ks must be positive integers, at least one, not {self.ks}")
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         below, _, filled = ranks_above(s, positive, negative, self.rank_temperature)
         number = filled.sum(1).clamp_min(1)
         recalls = []
         for k in self.ks:
-            found = torch.where(filled, torch.sigmoid((k - 1 - below) / self.k_temperature), 0).sum(1)
-            recalls.append(found.clamp_max(k) / number.clamp_max(k))
+            retrieved = torch.where(filled, torch.sigmoid((k - 1 - below) / self.k_temperature), 0).sum(1)
+            recalls.append(retrieved.clamp_max(k) / number.clamp_max(k))
         return 1 - torch.stack(recalls).mean(0)
 
     def spec(self) -> StripSpec:
         return StripSpec(self._losses)
 
 
-PNP_VARIANTS = ("O", "Ds", "Dq", "Iu", "Ib")
-
-
-@register(
-    "pair",
-    "Li et al., Rethinking the Optimization of Average Precision (PNP), AAAI 2022, arXiv:2102.04640",
-    "mean_p f(R_p), R_p = Σ_n sigmoid((s_n − s_p)/τ)",
-)
+@register("pair", "mean_p f(R_p), R_p = Σ_n sigmoid((s_n − s_p)/τ)")
 class PNPLoss(Loss):
     """PNP: only penalise the negatives before each positive.
 
@@ -220,19 +186,10 @@ class PNPLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(
-        self,
-        b: float = 2.0,
-        alpha: float = 1.0,
-        anneal: float = 0.01,
-        variant: Literal["O", "Ds", "Dq", "Iu", "Ib"] = "O",
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("anneal", anneal)
-        check_choice("variant", variant, PNP_VARIANTS)
-        self.b, self.alpha, self.anneal, self.variant = b, alpha, anneal, variant
+    b: float = 2.0
+    alpha: float = 1.0
+    anneal: Positive = 0.01
+    variant: Literal["O", "Ds", "Dq", "Iu", "Ib"] = "O"
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         before, _, filled = ranks_above(s, positive, negative, self.anneal)
@@ -252,11 +209,7 @@ class PNPLoss(Loss):
         return StripSpec(self._losses)
 
 
-@register(
-    "pair",
-    "Wang et al., Ranked List Loss, CVPR 2019, arXiv:1903.03238",
-    "(1−λ) Σ w_p[d_p − (α−m)]₊/Σw_p + λ Σ w_n[α − d_n]₊/Σw_n, w = exp(T·hinge)",
-)
+@register("pair", "(1−λ) Σ w_p[d_p − (α−m)]₊/Σw_p + λ Σ w_n[α − d_n]₊/Σw_n, w = exp(T·hinge)")
 class RankedListLoss(Loss):
     """Ranked list loss: positives within a ball of radius alpha - margin, negatives beyond alpha, hard ones first.
 
@@ -276,27 +229,18 @@ class RankedListLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(
-        self,
-        margin: float = 0.4,
-        Tn: float = 10.0,
-        imbalance: float = 0.5,
-        alpha: float | None = None,
-        Tp: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        if not 0 <= imbalance <= 1:
-            raise InputError(f"imbalance must be between 0 and 1, not {imbalance}")
-        self.margin, self.imbalance, self.Tp, self.Tn = margin, imbalance, Tp, Tn
-        self.alpha = 1 + margin / 2 if alpha is None else alpha
+    margin: float = 0.4
+    Tn: float = 10.0
+    imbalance: Fraction = 0.5
+    alpha: float | None = None
+    Tp: float = 0.0
 
     def _losses(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, list[Tensor]]:
         distance, slope = Distance("l2").slopes(s)
         assert isinstance(slope, Tensor)
-        pull, by_pull = _weighted_mean(distance - (self.alpha - self.margin), positive, self.Tp)
-        push, by_push = _weighted_mean(self.alpha - distance, negative, self.Tn)
+        alpha = 1 + self.margin / 2 if self.alpha is None else self.alpha
+        pull, by_pull = _weighted_mean(distance - (alpha - self.margin), positive, self.Tp)
+        push, by_push = _weighted_mean(alpha - distance, negative, self.Tn)
         by_distance = by_pull.mul_(1 - self.imbalance).sub_(by_push, alpha=self.imbalance)
         return pull * (1 - self.imbalance) + push * self.imbalance, [by_distance.mul_(slope)]
 
@@ -305,8 +249,8 @@ class RankedListLoss(Loss):
 
 
 def _weighted_mean(over: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """sum w h / sum w (b,), of the hinges h = [over]_+ (b, M) in the mask, and its derivatives by `over`, which is used
-    up: w (1 + T (h - mean)) / sum w, as w = exp(T h) is differentiated, too.
+    """sum w h / sum w (b,), for the hinges h = [over]_+ (b, M) in the mask, and its derivatives by `over`, which is
+    overwritten: w (1 + T (h - mean)) / sum w, since w = exp(T h) is differentiated too.
     """
     hinge = over.clamp_min_(0).mul_(mask)
     weight = (hinge * temperature).exp_().mul_(hinge.sign())

@@ -1,30 +1,30 @@
 """The softmax family: samples × classes, one learned weight vector per class."""
 
 import math
+from dataclasses import KW_ONLY, InitVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses.engine.maps import Column, Linear
-from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.maps import Linear
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.engine.vectors import unit
-from nearfar.losses.hyperparameters import check_positive, check_share
-from nearfar.losses.loss import Loss
+from nearfar.losses.engine.vectors import unit, wide
+from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import BelowOne, Positive
 
 
 def _softmax(
-    scale: float = 1.0, margin: float = 0.0, normalize: tuple[bool, bool] = (True, True), smoothing: float = 0.0
+    scale: Any = 1.0, lowered: Any = 0.0, normalize: tuple[bool, bool] = (True, True), smoothing: float = 0.0
 ) -> LossSpec:
-    """Cross-entropy of logits scale * s, the target's lowered by scale * margin."""
-    positive, negative = Linear(-scale, scale * margin), Linear(scale)
+    """Cross-entropy of logits scale * s, the target's lowered by a number."""
+    positive, negative = Linear(-scale, lowered), Linear(scale)
     return LossSpec(positive=positive, negative=negative, normalize=normalize, smoothing=smoothing)
 
 
-@register("class", "Bridle 1990; cross-entropy of a linear layer", "log(1 + Σ_{j≠y} exp(z_j − z_y)), z = W·x + b")
-class SoftmaxLoss(Loss):
+@register("class", "log(1 + Σ_{j≠y} exp(z_j − z_y)), z = W·x + b")
+class SoftmaxLoss(ClassLevelLoss):
     """Softmax cross-entropy of a linear layer, z = W x + b.
 
         l = -log( exp(z_y) / sum_j exp(z_j) )
@@ -33,30 +33,25 @@ class SoftmaxLoss(Loss):
         num_classes, embedding_size: shape of the class weights.
         bias: whether the logits have a bias.
         label_smoothing: how much of the target's probability all classes share.
+
+    References: J. Bridle, "Training Stochastic Model Recognition Algorithms as Networks can Lead to Maximum Mutual
+    Information Estimation of Parameters", NIPS 1989; the cross-entropy of a linear layer.
     """
 
     free_norm = True
+    _: KW_ONLY
+    bias: InitVar[bool] = True
+    label_smoothing: BelowOne = 0.0
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        *,
-        bias: bool = True,
-        label_smoothing: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_share("label_smoothing", label_smoothing)
-        self.label_smoothing = label_smoothing
-        self.add_classes(num_classes, embedding_size, bias=bias)
+    def set_up(self, bias: bool, **sizes: Any) -> None:
+        self.add_classes(**sizes, bias=bias)
 
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, False), smoothing=self.label_smoothing)
 
 
-@register("class", "Liu et al., SphereFace, CVPR 2017, arXiv:1704.08063, Eq. 4", "softmax of ‖x‖cosθ_j")
-class ModifiedSoftmaxLoss(Loss):
+@register("class", "softmax of ‖x‖cosθ_j")
+class ModifiedSoftmaxLoss(ClassLevelLoss):
     """SphereFace's modified softmax: ‖W‖ = 1, no bias, the feature's norm kept. It is SphereFace with margin 1.
 
         l = -log( exp(|x| cos theta_y) / sum_j exp(|x| cos theta_j) )
@@ -70,16 +65,12 @@ class ModifiedSoftmaxLoss(Loss):
 
     free_norm = True
 
-    def __init__(self, num_classes: int, embedding_size: int, **options: Any):
-        super().__init__(**options)
-        self.add_classes(num_classes, embedding_size)
-
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, True))
 
 
-@register("class", "Ranjan et al., L2-constrained Softmax Loss, 2017, arXiv:1703.09507", "softmax of α W_j·x/‖x‖ + b_j")
-class L2SoftmaxLoss(Loss):
+@register("class", "softmax of α W_j·x/‖x‖ + b_j")
+class L2SoftmaxLoss(ClassLevelLoss):
     """L2-constrained softmax: features on a sphere of radius α, class weights free.
 
         l = -log( exp(z_y) / sum_j exp(z_j) ),   z = scale * W x / |x| + b
@@ -95,36 +86,30 @@ class L2SoftmaxLoss(Loss):
     Verification", 2017, arXiv:1703.09507.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        *,
-        scale: float | None = None,
-        learnable: bool = False,
-        bias: bool = True,
-        **options: Any,
-    ):
-        super().__init__(**options)
+    _: KW_ONLY
+    scale: InitVar[Positive | None] = None
+    learnable: InitVar[bool] = False
+    bias: InitVar[bool] = True
+
+    def set_up(self, scale: float | None, learnable: bool, bias: bool, **sizes: Any) -> None:
+        self.add_classes(**sizes, bias=bias)
         if scale is None:
-            scale = max(1.0, math.log(max(1.0, 0.9 * (num_classes - 2) / 0.1)))
-        check_positive("scale", scale)
-        self.add_classes(num_classes, embedding_size, bias=bias)
-        self.scale: Tensor
+            scale = max(1.0, math.log(max(1.0, 0.9 * (self.num_classes - 2) / 0.1)))
         if learnable:
             self.scale = nn.Parameter(torch.tensor(float(scale)))
         else:
             self.register_buffer("scale", torch.tensor(float(scale)))
 
     def prepare(self, embeddings: Tensor) -> Tensor:
-        return unit(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), self.scale)
+        assert isinstance(self.scale, Tensor)
+        return unit(wide(embeddings), self.scale)
 
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, False))
 
 
-@register("class", "Wang et al., NormFace, ACM MM 2017, arXiv:1704.06369", "softmax of γ s_j")
-class NormFaceLoss(Loss):
+@register("class", "softmax of γ s_j")
+class NormFaceLoss(ClassLevelLoss):
     """NormFace: softmax of scaled cosines.
 
         l = -log( exp(scale s_y) / sum_j exp(scale s_j) )
@@ -139,33 +124,22 @@ class NormFaceLoss(Loss):
     arXiv:1704.06369.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        scale: float = 30.0,
-        *,
-        learnable: bool = False,
-        label_smoothing: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("scale", scale)
-        check_share("label_smoothing", label_smoothing)
-        self.scale, self.label_smoothing = scale, label_smoothing
+    scale: Positive = 30.0
+    _: KW_ONLY
+    learnable: InitVar[bool] = False
+    label_smoothing: BelowOne = 0.0
+
+    def set_up(self, learnable: bool, **sizes: Any) -> None:
+        self.add_classes(**sizes)
         if learnable:
-            self.learn_scale(scale)
-        self.add_classes(num_classes, embedding_size)
+            self.learn_scale(self.scale)
 
     def spec(self) -> LossSpec:
-        scale, negative = self.scales(self.scale)
-        return LossSpec(positive=Linear(negative), negative=Linear(scale), smoothing=self.label_smoothing)
+        return _softmax(self.scales(self.scale)[0], smoothing=self.label_smoothing)
 
 
-@register(
-    "class", "Zhai, Wu, Classification is a Strong Baseline for DML, BMVC 2019, arXiv:1811.12649", "softmax of s_j/τ"
-)
-class NormalizedSoftmaxLoss(Loss):
+@register("class", "softmax of s_j/τ")
+class NormalizedSoftmaxLoss(ClassLevelLoss):
     """Normalised softmax: NormFace by its temperature, 1 / scale.
 
         l = -log( exp(s_y / temperature) / sum_j exp(s_j / temperature) )
@@ -178,18 +152,14 @@ class NormalizedSoftmaxLoss(Loss):
     arXiv:1811.12649.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, temperature: float = 0.05, **options: Any):
-        super().__init__(**options)
-        check_positive("temperature", temperature)
-        self.temperature = temperature
-        self.add_classes(num_classes, embedding_size)
+    temperature: Positive = 0.05
 
     def spec(self) -> LossSpec:
         return _softmax(1 / self.temperature)
 
 
-@register("class", "Wang et al., CosFace, CVPR 2018, arXiv:1801.09414", "softmax of γ s_j, target γ(s_y − m)")
-class CosFaceLoss(Loss):
+@register("class", "softmax of γ s_j, target γ(s_y − m)")
+class CosFaceLoss(ClassLevelLoss):
     """CosFace: a margin subtracted from the target's cosine.
 
         l = -log( exp(scale (s_y - margin)) / (exp(scale (s_y - margin)) + sum_{j != y} exp(scale s_j)) )
@@ -205,95 +175,62 @@ class CosFaceLoss(Loss):
     arXiv:1801.09414, Eq. 4.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        margin: float | Tensor = 0.35,
-        scale: float = 64.0,
-        *,
-        learnable: bool = False,
-        label_smoothing: float = 0.0,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("scale", scale)
-        check_share("label_smoothing", label_smoothing)
-        self.margin: float | Tensor
-        self.number_by_class("margin", margin, num_classes)
-        self.scale, self.label_smoothing = scale, label_smoothing
+    margin: float | Tensor = 0.35
+    scale: Positive = 64.0
+    _: KW_ONLY
+    learnable: InitVar[bool] = False
+    label_smoothing: BelowOne = 0.0
+
+    def set_up(self, learnable: bool, **sizes: Any) -> None:
+        self.add_classes(**sizes)
         if learnable:
-            self.learn_scale(scale)
-        self.add_classes(num_classes, embedding_size)
-
-    @property
-    def _by_class(self) -> bool:
-        return self.logit_scale is not None or isinstance(self.margin, Tensor)
-
-    def column_parameters(self, pairs: Pairs, columns: Tensor) -> tuple[Tensor, ...]:
-        """What margins lower the targets' logits by."""
-        if not self._by_class:
-            return ()
-        scale: Tensor | float = self.scale if self.logit_scale is None else self.logit_scale.exp()
-        lowered = torch.as_tensor(scale * self.margin, device=columns.device)
-        return (self.part_here(pairs, lowered.expand(self.num_classes)),)
+            self.learn_scale(self.scale)
 
     def spec(self) -> LossSpec:
-        scale, negative = self.scales(self.scale)
-        lowered = Column(0) if self._by_class else self.scale * self.margin
-        return LossSpec(positive=Linear(negative, lowered), negative=Linear(scale), smoothing=self.label_smoothing)
+        scale, _ = self.scales(self.scale)
+        return _softmax(scale, scale * self.margin, smoothing=self.label_smoothing)
 
 
-@register(
-    "class", "Wang et al., Additive Margin Softmax, 2018, arXiv:1801.05599", "softmax of γ s_j, target γ(s_y − m)"
-)
-class AMSoftmaxLoss(Loss):
+@register("class", "softmax of γ s_j, target γ(s_y − m)")
+class AMSoftmaxLoss(ClassLevelLoss):
     """AM-Softmax: CosFace under its other name, with that paper's scale.
 
         l = -log( exp(scale (s_y - margin)) / (exp(scale (s_y - margin)) + sum_{j != y} exp(scale s_j)) )
 
     Args:
         num_classes, embedding_size: shape of the class weights.
-        margin: m.
+        margin: m; or a tensor (num_classes,), one for every class.
         scale: γ.
 
     References: F. Wang et al., "Additive Margin Softmax for Face Verification", IEEE SPL 2018, arXiv:1801.05599.
     """
 
-    def __init__(
-        self, num_classes: int, embedding_size: int, margin: float = 0.35, scale: float = 30.0, **options: Any
-    ):
-        super().__init__(**options)
-        check_positive("scale", scale)
-        self.margin, self.scale = margin, scale
-        self.add_classes(num_classes, embedding_size)
+    margin: float | Tensor = 0.35
+    scale: Positive = 30.0
 
     def spec(self) -> LossSpec:
-        return _softmax(self.scale, self.margin)
+        return _softmax(self.scale, self.scale * self.margin)
 
 
-@register(
-    "class",
-    "Zheng et al., Dual-Path Convolutional Image-Text Embeddings with Instance Loss, ACM TOMM 2020, arXiv:1711.05535",
-    "softmax of γ s_j, a class for every instance",
-)
-class InstanceLoss(NormFaceLoss):
+@register("class", "softmax of γ s_j, a class for every instance")
+class InstanceLoss(ClassLevelLoss):
     """Instance loss: a softmax that takes every instance (an image with its captions) for a class of its own.
 
         l = -log( exp(gamma s_y) / sum_j exp(gamma s_j) )
 
-    Samples of both towers are given together, or one after the other, with the instances as labels: their weights are
-    shared, which is what brings the towers together.
+    Give the samples of both towers together, or one after the other, with the instances as labels: the towers meet
+    because they share the class vectors.
 
     Args:
         num_classes: how many instances there are.
         embedding_size: the dimension.
-        gamma: of the cosines.
+        gamma: scale of the cosines.
 
     References: Z. Zheng et al., "Dual-Path Convolutional Image-Text Embeddings with Instance Loss", ACM TOMM 2020,
     arXiv:1711.05535, Eq. 3.
     """
 
-    def __init__(self, num_classes: int, embedding_size: int, gamma: float = 64.0, **options: Any):
-        check_positive("gamma", gamma)
-        super().__init__(num_classes, embedding_size, gamma, **options)
+    gamma: Positive = 64.0
+
+    def spec(self) -> LossSpec:
+        return _softmax(self.gamma)

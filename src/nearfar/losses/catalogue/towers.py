@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import KW_ONLY, InitVar
 from typing import Any
 
 import torch
@@ -9,17 +10,20 @@ from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses import inputs
+from nearfar.losses.calling import eager
 from nearfar.losses.engine.maps import Linear, Softplus
 from nearfar.losses.engine.pairs import ClassPairs, TowerPairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
-from nearfar.losses.hyperparameters import check_positive
-from nearfar.losses.loss import Loss, eager
+from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
+from nearfar.losses.settings import POSITIVE, Positive
 
 
 class TwoTowerLoss(Loss):
-    """What the losses of two towers share: how they are called."""
+    """The call of a loss of two towers."""
+
+    takes_references = False
 
     @eager
     def forward(self, a: Tensor, b: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
@@ -32,8 +36,7 @@ class TwoTowerLoss(Loss):
         inputs.check_embeddings(b, a.shape[1], "b", finite=self.check_finite)
         if len(a) != len(b):
             raise InputError(f"{len(a)} rows of a for {len(b)} of b: row i of one belongs to row i of the other")
-        if sample_weight is not None:
-            inputs.check_sample_weight(sample_weight, len(a))
+        inputs.check_sample_weight(sample_weight, len(a), self)
         dtype = functools.reduce(torch.promote_types, (a.dtype, b.dtype, torch.float32))
         if self.distribution is not None:
             return self.distribution.evaluate_towers(self, a.to(dtype), b.to(dtype), sample_weight)
@@ -41,24 +44,21 @@ class TwoTowerLoss(Loss):
 
     def of_towers(self, a: Tensor, b: Tensor, sample_weight: Tensor | None) -> Tensor:
         """The loss of checked towers, in float32 or float64."""
-        raise TypeError(f"{type(self).__name__} does not say what it makes of two towers: define of_towers()")
-
-    takes_references = False
+        if not len(a):
+            return self.zero(a, b, shape=(0,) if self.reduction == "none" else ())
+        pairs = ClassPairs.to_classes(torch.arange(len(a), device=a.device), len(a))
+        return self.of_rows((a, b), (a, b), pairs, sample_weight)
 
     def of_rows(
-        self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
+        self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        """What a rank's `own` rows of both towers add to the loss of the `towers` of all ranks; `pairs` are its rows of
-        either × all rows of the other. A loss that is not `row_local` is evaluated whole by every rank.
+        """What these `rows` of both towers, all or those of one rank, add to the loss of the `towers`; `pairs` are the
+        rows of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
         """
-        raise TypeError(f"{type(self).__name__} does not fall into rows")
+        raise TypeError(f"{type(self).__name__} does not say what its loss is: define of_rows() or of_towers()")
 
 
-@register(
-    "towers",
-    "van den Oord et al., 2018, arXiv:1807.03748; symmetric as in CLIP: Radford et al., ICML 2021, arXiv:2103.00020",
-    "½(log Σ_j exp((s_ij − s_ii)/τ) + log Σ_j exp((s_ji − s_ii)/τ))",
-)
+@register("towers", "½(log Σ_j exp((s_ij − s_ii)/τ) + log Σ_j exp((s_ji − s_ii)/τ))")
 class InfoNCELoss(TwoTowerLoss):
     """InfoNCE of two towers, in both directions, with a learned temperature (CLIP's loss).
 
@@ -67,7 +67,7 @@ class InfoNCELoss(TwoTowerLoss):
     Cosine similarities of a_i and b_j, all pairs of the batch. Both directions share the three matrix products.
 
     Args:
-        temperature: τ at first.
+        temperature: τ, the initial value if it is learned.
         learnable: whether it is learned, as the parameter `logit_scale` = log 1/τ.
         max_scale: 1/τ stays below this.
 
@@ -83,25 +83,25 @@ class InfoNCELoss(TwoTowerLoss):
     """
 
     row_local = True
-    logit_scale: nn.Parameter
+    max_scale: Positive = 100.0
 
     def __init__(self, temperature: float = 0.07, *, learnable: bool = True, max_scale: float = 100.0, **options: Any):
         super().__init__(**options)
-        check_positive("temperature", temperature)
-        check_positive("max_scale", max_scale)
+        POSITIVE.check("temperature", temperature)
         self.max_scale = max_scale
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable)
 
     @property
     def temperature(self) -> Tensor:
-        """τ as it is now."""
+        """The present value of τ."""
         return 1 / self._scale()
 
     def _scale(self) -> Tensor:
+        assert self.logit_scale is not None
         return self.logit_scale.clamp_max(math.log(self.max_scale)).exp()
 
     def spec(self) -> LossSpec:
-        # As SupCon has it, with one positive: what it is compared with are all of the other tower.
+        # SupCon with one positive, compared with all rows of the other tower.
         return LossSpec(
             positive=Linear(-1.0),
             negative=Linear(1.0),
@@ -114,51 +114,48 @@ class InfoNCELoss(TwoTowerLoss):
 
     def of_towers(self, a: Tensor, b: Tensor, sample_weight: Tensor | None) -> Tensor:
         n = len(a)
-        if n == 0:
-            return self.zero(a, b, shape=(0,) if self.reduction == "none" else ())
-        # One set of 2N rows, compared across the towers alone: a tile of similarities serves both directions.
+        if not n:
+            return super().of_towers(a, b, sample_weight)
+        # One set of 2N rows, compared only across the towers: a tile of similarities serves both directions.
         both = torch.cat([unit(a), unit(b)]) * self._scale().sqrt()
         weight = None if sample_weight is None else sample_weight.repeat(2)
         loss = self.evaluate(self.spec(), TowerPairs(n, a.device), both, None, row_weight=weight)
         return loss.view(2, n).mean(0) if self.reduction == "none" else loss / 2 if self.reduction == "sum" else loss
 
     def of_rows(
-        self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
+        self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
         scale, spec = self._scale().sqrt(), self.spec()
-        there, back = (
-            self.evaluate(spec, pairs, unit(rows) * scale, unit(columns) * scale, row_weight=weight)
-            for rows, columns in zip(own, reversed(towers), strict=True)
+        forth, back = (
+            self.evaluate(spec, pairs, unit(x) * scale, unit(y) * scale, row_weight=weight)
+            for x, y in zip(rows, reversed(towers), strict=True)
         )
-        return (there + back) / 2
+        return (forth + back) / 2
 
 
-@register(
-    "towers",
-    "Zhai et al., Sigmoid Loss for Language Image Pre-Training, ICCV 2023, arXiv:2303.15343",
-    "log(1 + exp(−(t s_ii + b))) + Σ_{j≠i} log(1 + exp(t s_ij + b))",
-)
+@register("towers", "log(1 + exp(−(t s_ii + b))) + Σ_{j≠i} log(1 + exp(t s_ij + b))")
 class SigLIPLoss(TwoTowerLoss):
-    """Sigmoid loss of two towers: every pair by itself is or is not a match.
+    """Sigmoid loss of two towers: a binary classification of every pair, as a match or not.
 
         l_i = log(1 + exp(-(t s_ii + b))) + sum_{j != i} log(1 + exp(t s_ij + b))
 
     Cosine similarities of a_i and b_j; t and b are learned.
 
     Args:
-        temperature: t at first, which multiplies, as in the paper; learned as the parameter `logit_scale` = log t.
-        bias: b at first, which makes up for the many negatives.
+        temperature: the initial t, which multiplies, as in the paper; learned as the parameter `logit_scale` = log t.
+        bias: the initial b, which makes up for the many negatives.
         learnable: whether both are learned.
 
     References: X. Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023, arXiv:2303.15343, Eq. 1.
     """
 
     row_local = True
-    logit_scale: nn.Parameter
+    temperature: InitVar[Positive] = 10.0
+    bias: InitVar[float] = -10.0
+    _: KW_ONLY
+    learnable: InitVar[bool] = True
 
-    def __init__(self, temperature: float = 10.0, bias: float = -10.0, *, learnable: bool = True, **options: Any):
-        super().__init__(**options)
-        check_positive("temperature", temperature)
+    def set_up(self, temperature: float, bias: float, learnable: bool) -> None:
         self.logit_scale = nn.Parameter(torch.tensor(math.log(temperature)), requires_grad=learnable)
         self.logit_bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learnable)
 
@@ -173,28 +170,18 @@ class SigLIPLoss(TwoTowerLoss):
             normalize=(False, False),
         )
 
-    def of_towers(self, a: Tensor, b: Tensor, sample_weight: Tensor | None) -> Tensor:
-        n = len(a)
-        if n == 0:
-            return self.zero(a, b, shape=(0,) if self.reduction == "none" else ())
-        pairs = ClassPairs.to_classes(torch.arange(n, device=a.device), n)
-        return self.of_rows((a, b), (a, b), pairs, sample_weight)
-
     def of_rows(
-        self, own: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
+        self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        a, b = own[0], towers[1]
+        assert self.logit_scale is not None
+        a, b = rows[0], towers[1]
         # One more dimension carries the bias.
-        rows = torch.cat([unit(a) * self.logit_scale.exp(), self.logit_bias.expand(len(a), 1).to(a.dtype)], 1)
-        columns = torch.cat([unit(b), b.new_ones(len(b), 1)], 1)
-        return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
+        x = torch.cat([unit(a) * self.logit_scale.exp(), self.logit_bias.expand(len(a), 1).to(a.dtype)], 1)
+        y = torch.cat([unit(b), b.new_ones(len(b), 1)], 1)
+        return self.evaluate(self.spec(), pairs, x, y, row_weight=weight)
 
 
-@register(
-    "towers",
-    "Bardes, Ponce, LeCun, VICReg, ICLR 2022, arXiv:2105.04906",
-    "λ mean (a − b)² + Σ_towers (μ/2 mean_d [1 − σ_d]₊ + ν/D Σ_{d≠e} cov_de²)",
-)
+@register("towers", "λ mean (a − b)² + Σ_towers (μ/2 mean_d [1 − σ_d]₊ + ν/D Σ_{d≠e} cov_de²)")
 class VICRegLoss(TwoTowerLoss):
     """VICReg: two views agree, every dimension varies, and no two dimensions vary together.
 
@@ -208,27 +195,16 @@ class VICRegLoss(TwoTowerLoss):
         eps: under the root of the variance.
 
     References: A. Bardes, J. Ponce, Y. LeCun, "VICReg: Variance-Invariance-Covariance Regularization for
-    Self-Supervised Learning", ICLR 2022, arXiv:2105.04906, Eq. 1-6; the half is of its code.
+    Self-Supervised Learning", ICLR 2022, arXiv:2105.04906, Eq. 1-6; the half is in its code.
     """
 
-    def __init__(
-        self,
-        invariance_lambda: float = 25.0,
-        variance_mu: float = 25.0,
-        covariance_v: float = 1.0,
-        eps: float = 1e-4,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_positive("eps", eps)
-        if self.reduction != "mean":
-            raise InputError(f"VICRegLoss is one number for the batch: it has no reduction={self.reduction!r}")
-        self.invariance_lambda, self.variance_mu, self.covariance_v = invariance_lambda, variance_mu, covariance_v
-        self.eps = eps
+    whole_batch = True
+    invariance_lambda: float = 25.0
+    variance_mu: float = 25.0
+    covariance_v: float = 1.0
+    eps: Positive = 1e-4
 
     def of_towers(self, a: Tensor, b: Tensor, sample_weight: Tensor | None) -> Tensor:
-        if sample_weight is not None:
-            raise InputError("VICRegLoss is one number for the batch: it takes no sample_weight")
         if len(a) < 2:
             raise InputError(f"VICRegLoss needs the variances of a batch: {len(a)} rows have none")
         return self.invariance_lambda * (a - b).square().mean() + self._spread(a) + self._spread(b)

@@ -1,6 +1,7 @@
-"""Triplets, and pairs about a learned boundary."""
+"""Triplets, and pairs on either side of a learned boundary."""
 
 import functools
+from dataclasses import KW_ONLY, InitVar
 from typing import Any, Literal
 
 import torch
@@ -8,25 +9,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
-from nearfar.losses.catalogue.contrastive import DISTANCES, DistanceKind
+from nearfar.losses.catalogue.contrastive import DistanceKind
 from nearfar.losses.engine.maps import Distance, softplus, through
 from nearfar.losses.engine.pairs import Pairs, table_of
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.hyperparameters import check_choice
-from nearfar.losses.loss import Given, Loss
+from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.loss import Loss
 from nearfar.losses.mined import Triplets, TuplePairs
 from nearfar.losses.registry import register
 
-TOGETHER = 2**20  # triplets that are looked at together
-MANY = 64  # positives of a row: with so many, sorting its negatives is less work than comparing all triplets
-MININGS = ("batch_hard", "easy_positive", "all", "semihard")
+TOGETHER = 2**20  # triplets that are compared together
+MANY = 64  # positives of a row from which on sorting its negatives is less work than comparing all triplets
 
 
-@register(
-    "pair",
-    "Schroff et al., FaceNet, CVPR 2015, arXiv:1503.03832; Hermans et al., 2017, arXiv:1703.07737",
-    "[d_p − d_n + m]₊; batch-hard: [max d_p − min d_n + m]₊",
-)
+@register("pair", "[d_p − d_n + m]₊; batch-hard: [max d_p − min d_n + m]₊")
 class TripletMarginLoss(Loss):
     """Triplet loss, over the triplets that the mining keeps.
 
@@ -35,8 +31,8 @@ class TripletMarginLoss(Loss):
     "batch_hard": the furthest positive and the nearest negative of every anchor; "easy_positive": the nearest positive
     and the nearest negative. Both average over all anchors. "all": every triplet; "semihard": those with
     d_p < d_n < d_p + margin. Both average over the triplets whose loss is not zero. d is a distance of normalised
-    vectors. Triplets given as `indices_tuple` are taken as they are, and averaged like "all"; among pairs given so, the
-    mining goes on.
+    vectors. Triplets given as `indices_tuple` are taken as they are, and averaged like "all"; pairs given so are mined
+    as above.
 
     Args:
         margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is
@@ -50,20 +46,11 @@ class TripletMarginLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(
-        self,
-        margin: float = 0.2,
-        *,
-        mining: Literal["batch_hard", "easy_positive", "all", "semihard"] = "batch_hard",
-        smooth_loss: bool = False,
-        distance: DistanceKind = "l2",
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_choice("mining", mining, MININGS)
-        check_choice("distance", distance, DISTANCES)
-        self.margin, self.mining, self.smooth_loss, self.distance = margin, mining, smooth_loss, distance
+    margin: float = 0.2
+    _: KW_ONLY
+    mining: Literal["batch_hard", "easy_positive", "all", "semihard"] = "batch_hard"
+    smooth_loss: bool = False
+    distance: DistanceKind = "l2"
 
     def spec(self) -> LossSpec | StripSpec:
         if self.mining in ("all", "semihard"):
@@ -82,21 +69,20 @@ class TripletMarginLoss(Loss):
             return super().listed_pairs(indices, rows, columns, same)
         return Triplets(indices[0], indices[1], indices[2], rows, columns)
 
-    def over_pairs(self, pairs: Pairs, given: Given) -> Tensor:
-        embeddings, ref_emb, sample_weight = given.embeddings, given.ref_emb, given.sample_weight
+    def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         if not isinstance(pairs, Triplets):
-            return super().over_pairs(pairs, given)
-        n = len(embeddings)
+            return super().over_pairs(pairs, batch)
+        x, ref_emb = batch.embeddings, batch.ref_emb
         if not len(pairs):
-            return self.zero(embeddings, ref_emb, shape=(n,) if self.reduction == "none" else ())
+            return self.zero(x, ref_emb, shape=(len(x),) if self.reduction == "none" else ())
         spec = StripSpec(functools.partial(self._listed_triplets, pairs), average="active")
-        number = torch.arange(n, device=embeddings.device)
-        return self.evaluate(spec, pairs, embeddings, ref_emb, None, number, row_weight=sample_weight)
+        number = torch.arange(len(x), device=x.device)
+        return self.evaluate(spec, pairs, x, ref_emb, None, number, row_weight=batch.sample_weight)
 
     def _listed_triplets(
         self, triplets: Triplets, s: Tensor, positive: Tensor, negative: Tensor, number: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The sum and the number of the active triplets of the anchors `number` (b,), which follow each other."""
+        """The sum and the number of the active triplets of the consecutive anchors `number` (b,)."""
         first = int(number[0])
         row, p, n = triplets.between(first, first + len(s))
         d_p, d_n = (through(Distance(self.distance), s[row, column]) for column in (p, n))
@@ -131,28 +117,28 @@ class TripletMarginLoss(Loss):
         losses, number = torch.zeros_like(s[:, 0]), torch.zeros_like(s[:, 0])
 
         def with_negatives(distance: Tensor, d_p: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
-            kept = negative & filled
+            active = negative & filled
             if self.mining == "semihard":
-                kept = kept & (distance > d_p) & (distance < d_p + self.margin)
-            return torch.where(kept, softplus(d_p - distance + self.margin), 0).sum(1), kept.sum(1)
+                active = active & (distance > d_p) & (distance < d_p + self.margin)
+            return torch.where(active, softplus(d_p - distance + self.margin), 0).sum(1), active.sum(1)
 
         for k in range(d_p.shape[1]):
-            # One positive at a time, each computed again for its gradient: K matrices would not be bounded.
+            # One positive at a time, each computed again for its gradient: K matrices would take unbounded memory.
             slot = slice(k, k + 1)
-            loss, kept = checkpoint(with_negatives, distance, d_p[:, slot], filled[:, slot], use_reentrant=False)
-            losses, number = losses + loss, number + kept
+            loss, active = checkpoint(with_negatives, distance, d_p[:, slot], filled[:, slot], use_reentrant=False)
+            losses, number = losses + loss, number + active
         return losses, number
 
 
 def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive (b, K) and each negative (b, M) is, some positives at a time.
+    """In how many active triplets each positive (b, K) and each negative (b, M) is, a block of positives at a time.
 
-    Active are those of d_n < d_p + margin; of the semi-hard ones d_p < d_n, too. What is no positive or negative has a
-    distance of -inf or inf.
+    A triplet is active if d_n < d_p + margin; a semi-hard one if also d_p < d_n. Columns that are not positive have
+    d_p = -inf, those that are not negative d_n = inf.
     """
     of_positives, of_negatives = [], torch.zeros_like(d_n)
-    for some in torch.split(d_p, max(1, TOGETHER // max(1, d_n.numel())), 1):
-        nearer, further = some.unsqueeze(2), d_n.unsqueeze(1)
+    for block in torch.split(d_p, max(1, TOGETHER // max(1, d_n.numel())), 1):
+        nearer, further = block.unsqueeze(2), d_n.unsqueeze(1)
         active = further < nearer + margin
         number = (active & (nearer < further) if semihard else active).to(d_n.dtype)  # booleans are slow to add
         of_positives.append(number.sum(2))
@@ -161,7 +147,7 @@ def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[
 
 
 def _sorted(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """The same of many positives: the place of each among the sorted negatives, and the other way round."""
+    """The same for many positives, from the rank of each among the sorted negatives, and the reverse."""
     slots, nearest = d_p.shape[1], d_n.sort(1).values
     of_positives = torch.searchsorted(nearest, d_p + margin)
     of_negatives = slots - torch.searchsorted((d_p + margin).sort(1).values, d_n, right=True)
@@ -177,11 +163,7 @@ def listed(distance: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     return distance.gather(1, columns), filled
 
 
-@register(
-    "pair",
-    "Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, arXiv:1706.07567",
-    "[m + d_p − β]₊ + [m − d_n + β]₊, over the pairs that are not zero",
-)
+@register("pair", "[m + d_p − β]₊ + [m − d_n + β]₊, over the pairs that are not zero")
 class MarginLoss(Loss):
     """Margin loss: positives nearer and negatives further than a boundary β that is learned.
 
@@ -189,7 +171,7 @@ class MarginLoss(Loss):
 
     d is the Euclidean distance of normalised vectors. With `sampling="distance_weighted"` each positive pair meets one
     negative, drawn with probability proportional to min(1 / cutoff density, 1 / q(d)), q the density of distances on
-    the sphere; else all pairs count.
+    the sphere; otherwise all pairs count.
 
     Args:
         margin: α of the paper.
@@ -198,34 +180,26 @@ class MarginLoss(Loss):
         learn_beta: whether it is a parameter.
         num_classes: give it for a boundary per class, by the anchor's class id.
         sampling: "all" or "distance_weighted".
-        cutoff: distances below it are taken as it, in the sampling.
+        cutoff: the sampling raises smaller distances to this one.
         nonzero_loss_cutoff: negatives further than this are not drawn.
 
     References: C.-Y. Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567.
     """
 
     row_local = True
-    beta: Tensor
+    margin: float = 0.2
+    nu: float = 0.0
+    beta: InitVar[float] = 1.2
+    _: KW_ONLY
+    learn_beta: InitVar[bool] = False
+    num_classes: InitVar[int | None] = None
+    sampling: Literal["all", "distance_weighted"] = "all"
+    cutoff: float = 0.5
+    nonzero_loss_cutoff: float = 1.4
 
-    def __init__(
-        self,
-        margin: float = 0.2,
-        nu: float = 0.0,
-        beta: float = 1.2,
-        *,
-        learn_beta: bool = False,
-        num_classes: int | None = None,
-        sampling: Literal["all", "distance_weighted"] = "all",
-        cutoff: float = 0.5,
-        nonzero_loss_cutoff: float = 1.4,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_choice("sampling", sampling, ("all", "distance_weighted"))
-        self.margin, self.nu, self.sampling = margin, nu, sampling
-        self.cutoff, self.nonzero_loss_cutoff = cutoff, nonzero_loss_cutoff
-        self.beta_at_first = float(beta)
+    def set_up(self, beta: float, learn_beta: bool, num_classes: int | None) -> None:
         self.needs_class_ids = num_classes is not None
+        self.beta_at_first = float(beta)
         value = torch.full(() if num_classes is None else (num_classes,), self.beta_at_first)
         if learn_beta:
             self.beta = nn.Parameter(value)
@@ -233,13 +207,18 @@ class MarginLoss(Loss):
             self.register_buffer("beta", value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "MarginLoss":
-        """In another precision, a boundary that has not moved is the number that was given, not its rounding."""
-        unmoved = not self.beta.is_meta and bool((self.beta == self.beta_at_first).all())
+        """Convert a boundary that has not moved from the number given, not from its rounding in the old precision."""
+        unmoved = not self._beta.is_meta and bool((self._beta == self.beta_at_first).all())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if unmoved and not self.beta.is_meta:
+        if unmoved and not self._beta.is_meta:
             with torch.no_grad():
-                self.beta.fill_(self.beta_at_first)
+                self._beta.fill_(self.beta_at_first)
         return self
+
+    @property
+    def _beta(self) -> Tensor:
+        assert isinstance(self.beta, Tensor)  # the setting has become a buffer or a parameter
+        return self.beta
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""
@@ -250,13 +229,12 @@ class MarginLoss(Loss):
         return boundary, draw, torch.full_like(draw, embeddings.shape[1])
 
     def _boundaries(self, embeddings: Tensor, labels: Tensor | None) -> Tensor:
-        if self.beta.ndim == 0:
-            return self.beta.expand(len(embeddings))
-        if labels is None or labels.ndim != 1:
-            raise InputError("a boundary per class needs class ids as labels")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.beta):
-            raise InputError(f"labels must be between 0 and {len(self.beta) - 1}, num_classes - 1, for MarginLoss")
-        return self.beta[labels]
+        if self._beta.ndim == 0:
+            return self._beta.expand(len(embeddings))
+        labels = class_ids(labels, "MarginLoss with a boundary per class")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self._beta):
+            raise InputError(f"labels must be between 0 and {len(self._beta) - 1}, num_classes - 1, for MarginLoss")
+        return self._beta[labels]
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:
         return self.nu * self._boundaries(embeddings, labels) if self.nu else None
@@ -276,7 +254,7 @@ class MarginLoss(Loss):
             (self.margin + over).clamp_min_(0).mul_(positive),
             (self.margin - over).clamp_min_(0).mul_(negative),
         )
-        # Of the two at most one is not zero.
+        # At most one of the two is not zero.
         sums, pulled, pushed = pull.add(push).sum(1), pull.sign_(), push.sign_()
         direction = pulled - pushed
         return sums, pulled.add_(pushed).sum(1), [slope.mul_(direction), direction.sum(1).neg_()]

@@ -1,13 +1,13 @@
-"""Losses over several processes: pairs with all ranks' samples, class weights of which every rank has a part.
+"""Losses over several processes: pairs with the samples of all ranks, class vectors divided among ranks.
 
-    distribute(loss) ──► placing.py        which tensors are sharded (DTensor), which every rank has alike
+    distribute(loss) ──► placing.py        which tensors are sharded (DTensor), and which all ranks have
                              │
                          distribution.py   a batch: by rows, whole, or by classes
                              │
-                         sampling.py       which classes take part, where not all do
-                         traffic.py        how many bytes that sends
+                         sampling.py       which classes take part, if only some do
+                         traffic.py        how many bytes are sent
 
-`ranks.py` is what ranks tell each other, `sharing.py` what the engine knows of it.
+`ranks.py` holds the messages between ranks, `sharing.py` what the engine knows of them.
 """
 
 from nearfar.losses.distributed.placing import distribute, full_state, is_sharded, load_full_state

@@ -1,4 +1,4 @@
-"""Giving a loss to ranks: which of its tensors every rank has a part of, and which all have alike."""
+"""Distributing a loss over ranks: which of its tensors are divided among them, and which all of them have."""
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -7,18 +7,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nearfar.errors import InputError, InputTypeError
+from nearfar.losses.cross_batch_memory import CrossBatchMemory
 from nearfar.losses.distributed.distribution import Distribution
 from nearfar.losses.distributed.ranks import Ranks
 from nearfar.losses.distributed.sharing import Shard, local_part
 from nearfar.losses.loss import Loss
-from nearfar.losses.wrappers import CrossBatchMemory, MatryoshkaLoss, SelfSupervisedLoss, SumLoss
+from nearfar.losses.matryoshka import MatryoshkaLoss
+from nearfar.losses.self_supervised import SelfSupervisedLoss
+from nearfar.losses.sums import SumLoss
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 SHARDED_ABOVE = 2**24  # elements of class weights
 BLOCK = 2**12  # classes whose weights are drawn together
-TABLES = ("weight", "bias", "centers")  # by classes
+TABLES = ("weight", "bias", "centers")  # one row, or number, for every class
 WRAPPERS = (SumLoss, MatryoshkaLoss, CrossBatchMemory, SelfSupervisedLoss)
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -32,48 +35,47 @@ def distribute(
     sample_rate: float = 1.0,
     seed: int = 0,
 ) -> _Module:
-    """Have a loss see the batches of all ranks as one batch. The loss is changed where it is, and returned.
+    """Make a loss take the batches of all ranks for one batch. The loss is changed in place, and returned.
 
-    Call it on every rank, once the process group is there and the loss is on its device; all ranks begin with the first
-    one's values. Then every rank calls the loss with its own embeddings and labels (as many as it has), and
+    Call it on every rank, once the process group is initialised and the loss is on its device; all ranks begin with the
+    values of the first. Then every rank calls the loss with its own embeddings and labels, any number of them, and
     `backward()` at the same time as the others:
 
         loss = distribute(ArcFaceLoss(num_classes, 512))
         loss(model(images), labels).backward()
 
     The value is the loss of the whole batch, the same on all ranks. With reduction "none" it is that of the rank's own
-    rows (Proxy-Anchor: of the classes it has), and the mean over ranks of what they make of it is differentiated.
+    rows (Proxy-Anchor: of its classes), and what is differentiated is the mean over ranks of what they compute from it.
 
-    Gradients: *averaged over ranks*, as DistributedDataParallel does with those of the network, they are what one
-    process with the whole batch has. So are those of the loss's own parameters that all ranks have alike
-    (temperatures, boundaries, class weights that are not sharded). A sharded parameter's gradient is that of its rows,
-    complete: keep it out of any averaging.
+    Gradients: *averaged over ranks*, as DistributedDataParallel does with those of the network, they are those of one
+    process with the whole batch. This holds for the loss's own parameters too, if all ranks have them (temperatures,
+    boundaries, class weights that are not sharded). The gradient of a sharded parameter is complete: do not average it.
 
     Sharded class weights are DTensors, `Shard(0)`: every rank has ceil(C/N) consecutive classes, the last ones fewer,
-    or none. `weight` is (classes, dimension), and (classes, K, dimension) where a class has K vectors, which stay
-    together; `CenterLoss` has a buffer `centers` of that kind. `torch.distributed.checkpoint` saves and loads them, and
-    optimiser states like them, at any number of ranks; `full_state` makes a plain state of them.
+    or none. `weight` is (classes, dimension), or (classes, K, dimension) where a class has K vectors, which stay
+    together; `CenterLoss` has a sharded buffer `centers`. `torch.distributed.checkpoint` saves and loads them, and
+    their optimiser states, on any number of ranks; `full_state` makes a plain state of them.
 
     Args:
         loss: any loss of this package, or a sum or wrapper of them.
-        group: of processes; None is all. Without torch.distributed, one process by itself.
-        sharded: whether class weights are; None: those with more than 2^24 elements, and those that were made without
-            values (the option `sharded=True` of a class-level loss), which are drawn here, the same whatever the number
-            of ranks.
-        sample_rate: below 1, every training step takes a class that no sample of the batch has with this probability
-            (Partial FC). Proxy-Anchor weighs the classes drawn by 1 / sample_rate: its loss and gradient are right on
-            average. The softmax family is not corrected, as in the paper, and so is smaller than with all classes.
-            Afterwards `loss.sampled` are the classes here that took part, counted from the rank's first: other rows of
-            `weight` have no gradient, and an optimiser may leave them alone. In evaluation all classes take part.
-        seed: of what is drawn, classes and weights; which classes depends on it, the step (`loss.sampling_step`, saved
-            with the loss) and the class alone.
+        group: the group of processes; None is all. Without torch.distributed it is this process.
+        sharded: whether class weights are sharded; None shards those with more than 2^24 elements, and those that were
+            made without values (the option `sharded=True` of a class-level loss). The latter are drawn here, the same
+            on any number of ranks.
+        sample_rate: below 1, a class that no sample of the batch has takes part in a training step with this
+            probability (Partial FC). Proxy-Anchor weights the drawn classes by 1 / sample_rate: its loss and gradient
+            are right on average. The softmax family is not corrected, as in the paper, and so is smaller than with all
+            classes. After a step, `loss.sampled` lists this rank's classes that took part, counted from its first;
+            other rows of `weight` have no gradient, and an optimiser may skip them. In evaluation all take part.
+        seed: of the draw of classes and of initial weights. A class is drawn by the seed, the step
+            (`loss.sampling_step`, saved with the loss) and its number.
 
     References: X. An et al., "Killing Two Birds with One Stone: Efficient and Robust Training of Face Recognition CNNs
     by Partial FC", CVPR 2022, arXiv:2203.15565.
     """
     if not 0 < sample_rate <= 1:
         raise InputError(
-            f"sample_rate is the share of the other classes that take part, above 0 up to 1, not {sample_rate}"
+            f"sample_rate is the share of the other classes that take part, above 0 and at most 1, not {sample_rate}"
         )
     _check(loss)
     ranks = Ranks(group)
@@ -84,8 +86,7 @@ def distribute(
     with torch.no_grad():
         for module in loss.modules():
             if isinstance(module, Loss):
-                shared = module in remembered
-                module.distribution = Distribution(ranks, sample_rate, seed, shared_references=shared)
+                module.distribution = Distribution(ranks, sample_rate, seed, shared_references=module in remembered)
                 _place(module, ranks, sharded, seed)
                 if sample_rate < 1 and module.distribution.by_classes(module):
                     step = torch.zeros((), dtype=torch.long, device=_device(module))
@@ -97,12 +98,12 @@ def distribute(
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether every rank has a part of the tensor."""
+    """Whether the tensor is divided among ranks."""
     return local_part(tensor.detach()) is not None
 
 
 def full_state(loss: nn.Module) -> dict[str, Tensor]:
-    """The state_dict of the same loss in one process, whole, on the first rank; others have an empty one. Call it on
+    """The state_dict of the same loss in one process, on the first rank, and an empty one on the others. Call it on
     every rank.
     """
     state: dict[str, Tensor] = {}
@@ -118,16 +119,16 @@ def full_state(loss: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_full_state(loss: nn.Module, state: dict[str, Any]) -> None:
-    """Load the state_dict of a loss in one process, on every rank, which takes its part of it."""
+    """Load the state_dict of a loss in one process. Call it on every rank, which takes its part."""
     plain, ranks = dict(state), _ranks(loss)
     for name, tensor in loss.state_dict().items():
         if is_sharded(tensor) and name in plain:
-            own, given = local_part(tensor), plain[name]
+            part, saved = local_part(tensor), plain[name]
             shard = Shard(ranks, len(tensor))
-            if given.numel() != tensor.numel():
-                raise InputError(f"{name} is {tuple(given.shape)} in the state, but the loss has {tuple(tensor.shape)}")
-            assert own is not None
-            own.copy_(given.reshape(tensor.shape)[shard.first : shard.stop])
+            if saved.numel() != tensor.numel():
+                raise InputError(f"{name} is {tuple(saved.shape)} in the state, but the loss has {tuple(tensor.shape)}")
+            assert part is not None
+            part.copy_(saved.reshape(tensor.shape)[shard.first : shard.stop])
             plain[name] = tensor
         elif name.rpartition(".")[2] == "sampling_step":
             plain.setdefault(name, tensor)
@@ -137,7 +138,7 @@ def load_full_state(loss: nn.Module, state: dict[str, Any]) -> None:
 def _check(loss: nn.Module) -> None:
     if isinstance(loss, Loss):
         if loss.dense:
-            raise InputError("dense=True computes with whole matrices, which ranks do not have: leave it out")
+            raise InputError("dense=True computes with whole matrices, of which every rank has a part: leave it out")
         if loss.distribution is not None:
             raise InputError(f"{type(loss).__name__} is distributed already")
         return
@@ -150,19 +151,19 @@ def _check(loss: nn.Module) -> None:
 
 
 def _place(loss: Loss, ranks: Ranks, sharded: bool | None, seed: int) -> None:
-    """Shard the tables by classes, or give those that have no values yet some."""
+    """Shard the tables by classes, and initialise those without values."""
     tables: dict[str, Tensor] = {
         name: getattr(loss, name) for name in TABLES if loss.class_level and getattr(loss, name, None) is not None
     }
     largest = max((table.numel() for table in tables.values()), default=0)
     assert loss.distribution is not None
-    at_once = loss.weight is not None and not loss.distribution.by_classes(loss)
+    needs_all_classes = loss.weight is not None and not loss.distribution.by_classes(loss)
     if sharded is None:
-        sharded = loss.sharded or (largest > SHARDED_ABOVE and not at_once)
-    if sharded and at_once:
+        sharded = loss.sharded or (largest > SHARDED_ABOVE and not needs_all_classes)
+    if sharded and needs_all_classes:
         raise InputError(
-            f"{type(loss).__name__} is a function of a row's similarities to all classes at once, which no rank has if "
-            "they are sharded: distribute it with sharded=False"
+            f"{type(loss).__name__} needs a row's similarities to all classes at once, which no rank has if the class "
+            "vectors are sharded: distribute it with sharded=False"
         )
     for number, (name, table) in enumerate(tables.items()):
         shard = Shard(ranks, loss.num_classes)
@@ -186,42 +187,41 @@ def _sharded(loss: Loss, name: str, table: Tensor, shard: Shard, seed: int) -> "
 
     group = shard.ranks.group or dist.group.WORLD
     assert group is not None
-    kind = _device(loss).type
-    mesh = DeviceMesh.from_group(group, kind)
+    mesh = DeviceMesh.from_group(group, _device(loss).type)
     k = loss.vectors_per_class if name == "weight" else 1
     shape = torch.Size((shard.classes, k, *table.shape[1:]) if k > 1 else table.shape)
     if not table.is_meta:
         return distribute_tensor(table.detach().reshape(shape), mesh, [Along(0)])
-    own = _drawn(loss, name, table, slice(shard.first, shard.stop), seed).reshape(-1, *shape[1:])
+    part = _drawn(loss, name, table, slice(shard.first, shard.stop), seed).reshape(-1, *shape[1:])
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(own, mesh, [Along(0)], run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(part, mesh, [Along(0)], run_check=False, shape=shape, stride=stride)
 
 
 def _drawn(loss: Loss, name: str, table: Tensor, classes: slice, seed: int) -> Tensor:
-    """The initial values of some classes, drawn in blocks, so that they do not depend on who draws which."""
+    """The initial values of a range of classes, drawn in blocks, so that they are the same on any number of ranks."""
     k = loss.vectors_per_class if name == "weight" else 1
-    own = table.new_zeros((classes.stop - classes.start) * k, *table.shape[1:], device=_device(loss))
+    values = table.new_zeros((classes.stop - classes.start) * k, *table.shape[1:], device=_device(loss))
     if name == "bias":
-        return own
+        return values
     for start in range(classes.start // BLOCK * BLOCK, classes.stop, BLOCK):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + start // BLOCK) % 2**63)
         block = torch.empty(BLOCK * k, table.shape[1], dtype=table.dtype)
-        if name == "centers":  # as Xavier's initialisation has it
+        if name == "centers":  # Xavier's initialisation
             bound = (6 / (loss.num_classes + table.shape[1])) ** 0.5
             block.uniform_(-bound, bound, generator=generator)
         else:
             block.normal_(0, loss.initial_scale, generator=generator)
         inside = slice(max(start, classes.start), min(start + BLOCK, classes.stop))
-        own[(inside.start - classes.start) * k : (inside.stop - classes.start) * k] = block[
+        values[(inside.start - classes.start) * k : (inside.stop - classes.start) * k] = block[
             (inside.start - start) * k : (inside.stop - start) * k
         ]
-    return own
+    return values
 
 
 def _device(loss: nn.Module) -> torch.device:
-    """Where the loss is; what has no values is nowhere."""
-    places = (t.device for t in (*loss.parameters(), *loss.buffers()) if not t.is_meta)
-    return next(places, torch.get_default_device())
+    """The device of the loss's tensors, apart from those without values."""
+    devices = (t.device for t in (*loss.parameters(), *loss.buffers()) if not t.is_meta)
+    return next(devices, torch.get_default_device())
 
 
 def _ranks(loss: nn.Module) -> Ranks:
@@ -232,12 +232,12 @@ def _ranks(loss: nn.Module) -> Ranks:
 
 
 def _whole(tensor: Tensor, ranks: Ranks) -> Tensor | None:
-    """A sharded tensor in the shape that it has in one process, on the first rank."""
-    own = local_part(tensor)
-    assert own is not None
+    """A sharded tensor in the shape that it has in one process, on the first rank; None on the others."""
+    part = local_part(tensor)
+    assert part is not None
     shard = Shard(ranks, len(tensor))
-    padded = own.new_zeros(shard.largest, *own.shape[1:])
-    padded[: len(own)] = own
+    padded = part.new_zeros(shard.largest, *part.shape[1:])
+    padded[: len(part)] = part
     parts = [torch.empty_like(padded) for _ in range(ranks.size)] if ranks.rank == 0 else None
     dist.gather(padded, parts, 0 if ranks.group is None else dist.get_global_rank(ranks.group, 0), ranks.group)
     if parts is None:

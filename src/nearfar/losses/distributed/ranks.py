@@ -1,12 +1,13 @@
-"""`Ranks`: the processes that share a batch, and what they tell each other.
+"""`Ranks`: the processes that share a batch, and their messages.
 
-A value that every rank returns is differentiated as the sum of all ranks' values, which is what autograd through
-collectives gives: `gathered` hands a row's gradient back to the rank it came from, added up over all ranks. Averaged
+A value that every rank returns is differentiated as the sum of all ranks' values, as autograd through collectives
+does: `gathered` returns the gradient of a row, summed over all ranks, to the rank that the row came from. Averaged
 over N ranks, as DistributedDataParallel does, that is the gradient of the one value.
 
 Shapes: n rows of this rank, B of all; N ranks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nearfar.errors import InputError
+from nearfar.losses.engine.vectors import at_least_float32
 
 if dist.is_available():  # newer versions of torch have them under another name
     _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+Transform = Callable[[Tensor], Tensor]
 
 
 class Ranks:
@@ -36,29 +41,29 @@ class Ranks:
             raise InputError("this process is not in the group that the loss is distributed over")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        return self  # a connection, of which there is one
+        return self  # a connection is not copied
 
     def sum(self, values: Tensor) -> Tensor:
-        """Of all ranks, elementwise."""
+        """The elementwise sum over all ranks."""
         return self._reduced(values, "SUM")
 
     def max(self, values: Tensor) -> Tensor:
-        """Of all ranks, elementwise."""
+        """The elementwise maximum over all ranks."""
         return self._reduced(values, "MAX")
 
     def min(self, values: Tensor) -> Tensor:
-        """Of all ranks, elementwise."""
+        """The elementwise minimum over all ranks."""
         return self._reduced(values, "MIN")
 
-    def _reduced(self, values: Tensor, how: str) -> Tensor:
+    def _reduced(self, values: Tensor, operation: str) -> Tensor:
         if self.size == 1:
             return values
         result = values.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(result, getattr(dist.ReduceOp, how), self.group)
+        dist.all_reduce(result, getattr(dist.ReduceOp, operation), self.group)
         return result
 
     def first_ranks(self, values: Tensor) -> Tensor:
-        """What the first rank has."""
+        """The values of the first rank."""
         if self.size == 1:
             return values
         result = values.detach().clone(memory_format=torch.contiguous_format)
@@ -66,26 +71,31 @@ class Ranks:
         return result
 
     def counts(self, n: int, device: torch.device) -> list[int]:
-        """How many every rank has."""
+        """The numbers n of all ranks."""
         if self.size == 1:
             return [n]
         result = torch.empty(self.size, dtype=torch.long, device=device)
         _all_gather(result, torch.tensor([n], device=device), group=self.group)
         return result.tolist()
 
+    def own(self, counts: list[int]) -> slice:
+        """Where this rank's rows are among those of all ranks, of which each has a number."""
+        first = sum(counts[: self.rank])
+        return slice(first, first + counts[self.rank])
+
     def collected(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """The rows (n, ...) of all ranks, one rank after the other, without a gradient."""
+        """The rows (n, ...) of all ranks, in the order of the ranks, without a gradient."""
         if self.size == 1:
             return rows
         if rows.dtype == torch.bool:
             return self.collected(rows.to(torch.uint8), counts).bool()
-        own = _padded(rows.detach(), max(counts))
-        result = own.new_empty(self.size, *own.shape)
-        _all_gather(result.view(-1, *own.shape[1:]), own, group=self.group)
+        padded = _padded(rows.detach(), max(counts))
+        result = padded.new_empty(self.size, *padded.shape)
+        _all_gather(result.view(-1, *padded.shape[1:]), padded, group=self.group)
         return _unpadded(result, counts)
 
     def scattered_sum(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Of rows (B, ...), this rank's (n, ...), added up over all ranks: what `collected` does, backwards."""
+        """This rank's rows (n, ...) of (B, ...), summed over all ranks: the adjoint of `collected`."""
         if self.size == 1:
             return rows
         most = max(counts)
@@ -97,20 +107,20 @@ class Ranks:
         return result[: counts[self.rank]]
 
     def exchanged(self, parts: list[Tensor], counts: list[int]) -> Tensor:
-        """Give every rank its part (n, ...) of what is here; what all ranks (with n rows each) have for this one."""
+        """Send every rank its part (n, ...); return the parts that all ranks, with n rows each, have for this one."""
         if self.size == 1:
             return parts[0]
-        own = parts[self.rank]
-        shapes = [(count, *own.shape[1:]) for count in counts]
+        part = parts[self.rank]
+        shapes = [(count, *part.shape[1:]) for count in counts]
         sizes = [torch.Size(shape).numel() for shape in shapes]
         sent = torch.cat([part.reshape(-1) for part in parts]).to(torch.uint8)
         result = sent.new_empty(sum(sizes))
         dist.all_to_all_single(result, sent, sizes, [part.numel() for part in parts], group=self.group)
-        return result.view(sum(counts), *own.shape[1:]).to(own.dtype)
+        return result.view(sum(counts), *part.shape[1:]).to(part.dtype)
 
 
 def _padded(rows: Tensor, n: int) -> Tensor:
-    """With rows of zeros at the end, so that there are n."""
+    """The rows, and zeros up to n rows."""
     if len(rows) == n:
         return rows.contiguous()
     return torch.cat([rows, rows.new_zeros(n - len(rows), *rows.shape[1:])])
@@ -122,25 +132,22 @@ def _unpadded(parts: Tensor, counts: list[int]) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-class _Gathered(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """A linear function of a tensor, differentiated by its adjoint."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int], alike: bool, sent: torch.dtype) -> Tensor:
-        ctx.ranks, ctx.counts, ctx.alike = ranks, counts, alike
-        return ranks.collected(rows.to(sent), counts).to(rows.dtype)
+    def forward(ctx: Any, tensor: Tensor, function: Transform, adjoint: Transform) -> Tensor:
+        ctx.adjoint = adjoint
+        return function(tensor)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        ranks, counts = ctx.ranks, ctx.counts
-        if ctx.alike:  # all ranks have the same gradient: their sum needs no message
-            own = torch.split(upstream, counts)[ranks.rank] * ranks.size
-        else:
-            own = ranks.scattered_sum(upstream, counts)
-        return own, None, None, None, None
+        return ctx.adjoint(upstream), None, None
 
 
-def wide(rows: Tensor) -> Tensor:
-    """At least in float32, in which gradients of half precision are added up."""
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+def _linear(tensor: Tensor, function: Transform, adjoint: Transform) -> Tensor:
+    result: Tensor = _Linear.apply(tensor, function, adjoint)  # type: ignore[no-untyped-call]
+    return result
 
 
 def gathered(
@@ -149,73 +156,39 @@ def gathered(
     """The rows (n, D) of all ranks, (B, D), differentiable, and at least in float32.
 
     Args:
-        alike: every rank does the same with them, so that its gradient is the same too.
-        sent: the type they are sent in, if they were of that before they were `wide`.
+        alike: every rank computes the same with them, so that its gradient is the same too, and no message is needed.
+        sent: the type they are sent in, if that is narrower.
     """
     if ranks.size == 1:
         return rows
-    result: Tensor = _Gathered.apply(wide(rows), ranks, counts, alike, sent or rows.dtype)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, ranks: Ranks, factor: int) -> Tensor:
-        ctx.factor = factor
-        return ranks.sum(part)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return upstream if ctx.factor == 1 else upstream * ctx.factor, None, None
+    narrow, dtype = sent or rows.dtype, at_least_float32(rows)
+    return _linear(
+        rows.to(dtype),
+        lambda rows: ranks.collected(rows.to(narrow), counts).to(dtype),
+        lambda g: g[ranks.own(counts)] * ranks.size if alike else ranks.scattered_sum(g, counts),
+    )
 
 
 def total(part: Tensor, ranks: Ranks, factor: int) -> Tensor:
-    """The sum of what every rank has, of which all ranks go on with the same; differentiable.
+    """The sum of all ranks' parts, with which all ranks compute the same; differentiable.
 
     Args:
-        factor: what the gradient is multiplied by: N, as N values depend on this part; 1, where that has been seen to.
+        factor: multiplies the gradient: N, as N values depend on this part; 1, where the part's gradient is complete.
     """
-    if ranks.size == 1:
-        return part
-    result: Tensor = _Total.apply(part, ranks, factor)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _OwnRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
-        ctx.ranks, ctx.counts = ranks, counts
-        return torch.split(rows, counts)[ranks.rank].clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.ranks.collected(upstream, ctx.counts) / ctx.ranks.size, None, None
+    return part if ranks.size == 1 else _linear(part, ranks.sum, lambda g: g * factor)
 
 
 def own_rows(rows: Tensor, ranks: Ranks, counts: list[int]) -> Tensor:
-    """This rank's (n,) of what all ranks have alike, (B,); differentiable: as the mean over ranks of what they make of
-    theirs.
+    """This rank's rows (n,) of rows that all ranks have, (B,); differentiated as the mean over ranks of what each
+    computes from its rows.
     """
     if ranks.size == 1:
         return rows
-    result: Tensor = _OwnRows.apply(rows, ranks, counts)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Weighed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return upstream * ctx.factor, None
+    return _linear(
+        rows, lambda rows: rows[ranks.own(counts)].clone(), lambda g: ranks.collected(g, counts) / ranks.size
+    )
 
 
 def weighed_gradient(tensor: Tensor, factor: float) -> Tensor:
-    """The tensor itself, whose gradient is multiplied by the factor."""
-    if factor == 1:
-        return tensor
-    result: Tensor = _Weighed.apply(tensor, factor)  # type: ignore[no-untyped-call]
-    return result
+    """The same tensor, with its gradient multiplied by the factor."""
+    return tensor if factor == 1 else _linear(tensor, lambda tensor: tensor.view_as(tensor), lambda g: g * factor)

@@ -1,7 +1,7 @@
-"""Which classes take part in a step, where not all do.
+"""Which classes take part in a step, if only some do.
 
-A class is drawn by itself, with a number that depends on the seed, the step and the class alone: the same classes are
-drawn whatever the number of ranks, and a run that goes on from a checkpoint draws what it would have drawn.
+Every class is drawn independently, by a hash of the seed, the step and the class: the same classes are drawn on any
+number of ranks, and a run that resumes from a checkpoint draws what it would have drawn.
 """
 
 import torch
@@ -12,7 +12,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 
 def drawn(first: int, stop: int, rate: float, seed: int, step: int, device: torch.device) -> Tensor:
-    """(stop - first,) which of the classes first .. stop - 1 are drawn, each with probability `rate`."""
+    """Which of the classes first .. stop - 1 are drawn, (stop - first,), each with probability `rate`."""
     start = _mixed(seed ^ _mixed(step + 1))
     key = torch.arange(first, stop, device=device, dtype=torch.long).mul_(_signed(_GOLDEN)).add_(_signed(start))
     # 53 bits, as many as a float64 has.
@@ -27,7 +27,7 @@ def _hashed(key: Tensor) -> Tensor:
 
 
 def _mixed(number: int) -> int:
-    """The same of one number."""
+    """The same for one number."""
     number = (number + _GOLDEN) & _MASK
     number = ((number ^ (number >> 30)) * _FIRST) & _MASK
     number = ((number ^ (number >> 27)) * _SECOND) & _MASK
@@ -35,11 +35,11 @@ def _mixed(number: int) -> int:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """To the right, zeros coming in: torch's integers are signed, and copy their sign instead."""
+    """Shifted to the right, filled with zeros: torch's integers are signed, and would be filled with their sign."""
     return torch.bitwise_and(values >> bits, 2 ** (64 - bits) - 1)
 
 
 def _signed(number: int) -> int:
-    """64 bits as torch's integers have them."""
+    """64 bits as a signed integer, which torch's are."""
     number &= _MASK
     return number - 2**64 if number >= 2**63 else number

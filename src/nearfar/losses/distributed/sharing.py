@@ -1,8 +1,7 @@
-"""`Spread`: how the pairs of a batch are shared out among ranks. `nearfar.losses.distributed` makes it; the engine and
-the weights of the rows read it.
+"""`Spread`: how the pairs of a batch are distributed over ranks. `Distribution` makes it, the engine reads it.
 
 Over the *rows*: every rank has all columns of its own rows, so that only sums over rows pass between ranks. Over the
-*columns*: every rank has all rows and some of their columns, and the rows' statistics are merged.
+*columns*: every rank has all rows and a part of their columns, and the rows' statistics are merged.
 
 Shapes: C classes of K vectors each; D dimensions.
 """
@@ -18,12 +17,12 @@ from nearfar.losses.distributed.ranks import Ranks, weighed_gradient
 
 @dataclass(frozen=True)
 class Shard:
-    """The classes first .. stop - 1 of all `classes`, which are this rank's.
+    """This rank's classes, first .. stop - 1 of all `classes`.
 
     Args:
-        ranks: among which the classes are cut into consecutive ranges of equal size, the last perhaps smaller or empty.
+        ranks: every rank has a range of consecutive classes, all of equal size but the last, which may be empty.
         classes: C.
-        chosen: (k,) of this rank's classes, those that take part, counted from its first and ascending; None is all.
+        chosen: (k,) which of this rank's classes take part, counted from its first and ascending; None is all.
     """
 
     ranks: Ranks
@@ -32,7 +31,7 @@ class Shard:
 
     @property
     def largest(self) -> int:
-        """How many classes a rank has, the last ranks excepted."""
+        """The number of classes of the largest range."""
         return -(-self.classes // self.ranks.size)
 
     @property
@@ -53,21 +52,21 @@ class Shard:
         """This rank's part of a table by classes, whether sharded or the same on all ranks, as (k K, D) or (k,);
         differentiable.
 
-        Every rank has its own rows' whole gradient: that is what a shard needs. What is the same on all ranks will be
-        averaged over them, and gets N times as much.
+        The gradient of a shard is complete. That of a table that all ranks have will be averaged over them, so it is
+        multiplied by N.
         """
-        own = local_part(table)
-        if own is None:
+        part = local_part(table)
+        if part is None:
             rows = table[self.first * vectors_per_class : self.stop * vectors_per_class]
-            own = weighed_gradient(rows, self.ranks.size)
-        own = own.reshape(-1, own.shape[-1]) if own.ndim > 1 else own
+            part = weighed_gradient(rows, self.ranks.size)
+        part = part.reshape(-1, part.shape[-1]) if part.ndim > 1 else part
         if self.chosen is None:
-            return own
-        rows = own.reshape(-1, vectors_per_class, own.shape[1]) if vectors_per_class > 1 else own
-        return rows.index_select(0, self.chosen).reshape(-1, *own.shape[1:])
+            return part
+        rows = part.reshape(-1, vectors_per_class, part.shape[1]) if vectors_per_class > 1 else part
+        return rows.index_select(0, self.chosen).reshape(-1, *part.shape[1:])
 
     def held(self, labels: Tensor) -> Tensor:
-        """Which of these classes (n,) are this rank's."""
+        """Which of the classes `labels` (n,) are this rank's."""
         return (labels >= self.first) & (labels < self.stop)
 
 
@@ -81,12 +80,12 @@ def local_part(table: Tensor) -> Tensor | None:
 class Spread:
     """
     Args:
-        ranks: who shares the pairs.
-        over: what is shared out.
-        shard: the classes here, where rows or columns are classes.
-        weight: (N,) what the rows here count for, where some stand for others that were left out; None is 1 each.
-        total: how many rows all ranks have, where some were left out.
-        counts: how many rows every rank has, where the rows are samples.
+        ranks: the processes that share the pairs.
+        over: whether each has a part of the rows, or of the columns.
+        shard: this rank's classes, where rows or columns are classes.
+        weight: (N,) the weights of this rank's rows, where drawn classes represent others; None is 1 each.
+        total: the number of rows that the drawn ones represent, on all ranks.
+        counts: the number of rows of every rank, where the rows are samples.
     """
 
     ranks: Ranks
@@ -99,10 +98,10 @@ class Spread:
     def weighed(
         self, anchors: str, rows: Tensor, columns: Tensor | None, numbers: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """Rows, columns and numbers of rows, with the gradient that averaging over ranks expects.
+        """Rows, columns and numbers of rows, whose gradients are scaled for the average over ranks.
 
-        The classes here are a part of what the samples' gradient is made of, which N ranks' values depend on; the
-        gradient of the classes themselves is all here.
+        The gradient of the samples is a sum over all classes, of which this rank adds its part: it gets a factor N. The
+        gradient of this rank's classes is complete.
         """
         if self.shard is None:
             return rows, columns, numbers

@@ -1,4 +1,4 @@
-"""Counting what a process sends to others."""
+"""The number of bytes that a process sends to others."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What is sent of S bytes that a call is given, by each of N ranks.
+# By kind of message: the share of a call's bytes that each of N ranks sends.
 SHARES: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: n - 1,
@@ -21,7 +21,7 @@ SHARES: dict[str, Callable[[int], float]] = {
     "gather": lambda n: (n - 1) / n,
     "send": lambda n: 1,
 }
-# torch's operators: the kind they are of, and which of their arguments is what is sent.
+# torch's operators: the kind of message, and which argument holds the tensors that are sent.
 OPERATORS = {
     "allreduce_": ("all_reduce", 0),
     "allgather_": ("all_gather", 1),
@@ -46,8 +46,8 @@ OPERATORS = {
 class Traffic:
     """
     Attributes:
-        by_kind: bytes sent by this rank, by the kind of message, as rings that waste nothing send them: of S bytes on
-            each of N ranks, an all-reduce sends 2 S (N - 1) / N, an all-gather S (N - 1), the others S (N - 1) / N.
+        by_kind: bytes sent by this rank, by the kind of message, in optimal rings: of S bytes on each of N ranks, an
+            all-reduce sends 2 S (N - 1) / N, an all-gather S (N - 1), the others S (N - 1) / N.
         calls: how many messages of each kind.
     """
 
@@ -56,13 +56,13 @@ class Traffic:
 
     @property
     def sent(self) -> int:
-        """Bytes in all."""
+        """Bytes of all messages."""
         return self.by_kind.total()
 
 
 @contextmanager
 def count_traffic() -> Iterator[Traffic]:
-    """Count what this process sends by torch.distributed's collectives, in forward and in backward.
+    """Count the bytes that this process sends by torch.distributed's collectives, in forward and in backward.
 
     Example:
         >>> with count_traffic() as traffic:
@@ -76,7 +76,7 @@ def count_traffic() -> Iterator[Traffic]:
 
 
 class _Counting(TorchDispatchMode):
-    """Sees every operator of torch, and so those of its collectives."""
+    """Intercepts every operator of torch, and so its collectives."""
 
     def __init__(self, traffic: Traffic):
         super().__init__()  # type: ignore[no-untyped-call]

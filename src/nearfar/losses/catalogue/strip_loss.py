@@ -1,22 +1,23 @@
-"""Your own row-local loss as a plain function of similarities, in bounded memory."""
+"""A row-local loss of your own, as a plain function of similarities, in bounded memory."""
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import KW_ONLY, InitVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nearfar.losses.engine.spec import StripSpec
-from nearfar.losses.hyperparameters import check_choice
 from nearfar.losses.loss import Loss
+from nearfar.losses.settings import PositiveInt
 
 
 def masked_logsumexp(v: Tensor, mask: Tensor) -> Tensor:
     """log sum exp of the values (b, t) in the mask; -inf, with no gradient, where a row has none."""
-    some = mask.any(1, keepdim=True)
-    inside = v.masked_fill(~mask, -math.inf).masked_fill(~some, 0)  # a row of -inf would give NaN slopes
-    return torch.logsumexp(inside, 1).masked_fill(~some[:, 0], -math.inf)
+    filled = mask.any(1, keepdim=True)
+    inside = v.masked_fill(~mask, -math.inf).masked_fill(~filled, 0)  # a row of -inf would give NaN slopes
+    return torch.logsumexp(inside, 1).masked_fill(~filled[:, 0], -math.inf)
 
 
 class StripLoss(Loss):
@@ -25,8 +26,8 @@ class StripLoss(Loss):
         l = function(s, positive, negative)
 
     `s` (b, M) are the cosine similarities of b rows to all columns, `positive` and `negative` (b, M) boolean masks;
-    the function gives the b losses, and must treat every row by itself. The engine cuts the batch into strips that
-    fit the memory budget and takes the gradients.
+    the function returns the b losses, and must treat every row by itself. The engine cuts the batch into strips that
+    fit the memory budget, and computes the gradients.
 
     Args:
         function: as above.
@@ -44,22 +45,12 @@ class StripLoss(Loss):
     """
 
     row_local = True
-
-    def __init__(
-        self,
-        function: Callable[[Tensor, Tensor, Tensor], Tensor],
-        *,
-        average: Literal["both", "positive", "all"] = "both",
-        num_classes: int | None = None,
-        embedding_size: int | None = None,
-        normalize: bool = True,
-        **options: Any,
-    ):
-        super().__init__(**options)
-        check_choice("average", average, ("both", "positive", "all"))
-        self.function, self.average, self.normalize = function, average, normalize
-        if num_classes is not None or embedding_size is not None:
-            self.add_classes(num_classes, embedding_size)
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    _: KW_ONLY
+    average: Literal["both", "positive", "all"] = "both"
+    num_classes: InitVar[PositiveInt | None] = None
+    embedding_size: InitVar[PositiveInt | None] = None
+    normalize: bool = True
 
     def spec(self) -> StripSpec:
         return StripSpec(self.function, self.average, (self.normalize, self.normalize))

@@ -1,0 +1,182 @@
+"""Settings: what the constructor of a loss takes, each declared once, in the body of its class.
+
+    class UnifiedLoss(Loss):
+        m: float = 0.25                           an argument with its default, and an attribute of the loss
+        gamma: Positive = 64.0                    its range is checked by the constructor, and whenever it is assigned
+        _: KW_ONLY                                the arguments below are given by name
+        num_classes: InitVar[int | None] = None   given to `set_up`, which makes something else of it
+
+Type checkers and editors take these for the fields of a dataclass; at run time they are the constructor's signature.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.errors import InputError, InputTypeError
+from nearfar.foundation.suggestions import suggestion
+
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may have; `holds` tests one, `description` is for the error."""
+
+    description: str
+    holds: Callable[[Any], bool]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `InputError` for a number, or a tensor of numbers, outside the range."""
+        for number in torch.aminmax(value) if isinstance(value, Tensor) else (value,):
+            if not self.holds(number):
+                text = self.description.format(value=number, radians=math.radians(number))
+                raise InputError(f"{name} must be {text}")
+
+
+POSITIVE = Range("a positive number, not {value}", lambda x: 0 < x < math.inf)
+_DEGREES = "angles are in radians; if this one is in degrees, math.radians({value}) is {radians:.4g}"
+ANGLE = Range("an angle between 0 and pi, not {value}: " + _DEGREES, lambda x: 0 <= x <= math.pi)
+Positive = Annotated[float, POSITIVE]
+PositiveInt = Annotated[int, POSITIVE]
+_NOT_NEGATIVE = Range("a number that is not negative, not {value}", lambda x: 0 <= x < math.inf)
+NotNegative = Annotated[float, _NOT_NEGATIVE]
+Bytes = Annotated[int, _NOT_NEGATIVE]
+BelowOne = Annotated[float, Range("at least 0 and below 1, not {value}", lambda x: 0 <= x < 1)]
+Fraction = Annotated[float, Range("between 0 and 1, not {value}", lambda x: 0 <= x <= 1)]
+Angle = Annotated[float, ANGLE]
+Angles = Annotated[float | Tensor, ANGLE]  # one, or one of every class
+AngleFactor = Annotated[float, Range("at least 1, as a factor of angles, not {value}", lambda x: 1 <= x < math.inf)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One argument of a constructor.
+
+    Args:
+        kind: its type.
+        default: `REQUIRED` if there is none.
+        by_name: it cannot be given by its position.
+        attribute: it becomes an attribute; otherwise it is given to `set_up`.
+        common: the losses that inherit it show it as part of `**options`.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    by_name: bool
+    attribute: bool
+    common: bool
+
+    def check(self, value: Any) -> None:
+        """Raise `InputError` for a value out of range, or not among the choices."""
+        if value is None and self.default is None:
+            return
+        if get_origin(self.kind) is Literal and value not in get_args(self.kind):
+            choices = ", ".join(map(repr, get_args(self.kind)))
+            raise InputError(f"{self.name} must be one of {choices}, not {value!r}")
+        for kind in (self.kind, *get_args(self.kind)):  # of `Positive | None`, too
+            for condition in getattr(kind, "__metadata__", ()):
+                if isinstance(condition, Range):
+                    condition.check(self.name, value)
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """As part of a signature."""
+        how = inspect.Parameter.KEYWORD_ONLY if self.by_name else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        plain = get_args(self.kind)[0] if get_origin(self.kind) is Annotated else self.kind
+        return inspect.Parameter(self.name, how, default=self.default, annotation=plain)
+
+
+@dataclass_transform()
+class Configured(nn.Module):
+    """A module whose constructor takes the settings that its class declares."""
+
+    settings: ClassVar[dict[str, Setting]] = {}
+
+    def __init_subclass__(cls, common: bool = False):
+        super().__init_subclass__()
+        cls.settings = cls.settings | _declared(cls, common)
+        if "__init__" not in vars(cls):
+            cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__()
+        self.create_state()
+        for name in kwargs.keys() - self.settings.keys():
+            known = [n for n in inspect.signature(type(self)).parameters if n != "options"]
+            known += [s.name for s in self.settings.values() if s.common and s.name not in known]
+            hint = suggestion(name, known, f"it takes {', '.join(known)}")
+            raise InputTypeError(f"{type(self).__name__} has no argument {name!r}: {hint}")
+        try:
+            bound = _signature(self.settings.values()).bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputTypeError(f"{type(self).__name__}: {error}") from None
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            self.settings[name].check(value)
+            if self.settings[name].attribute:
+                setattr(self, name, value)
+        self.set_up(**{name: value for name, value in bound.arguments.items() if not self.settings[name].attribute})
+
+    def create_state(self) -> None:
+        """Create what a module has before its settings are known."""
+
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
+        """Finish the construction; takes, by name, the settings that are no attributes."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setting = self.settings.get(name)
+        if setting is not None and setting.attribute:
+            setting.check(value)
+        super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        shown = [s.name for s in self.settings.values() if s.attribute and not s.common and s.name in vars(self)]
+        return ", ".join(f"{name}={vars(self)[name]}" for name in shown)
+
+
+def _declared(cls: type, common: bool) -> dict[str, Setting]:
+    """The settings in the body of a class, whose defaults leave the class, where they would hide parameters."""
+    kinds: dict[str, Any] = inspect.get_annotations(cls)
+    if any(isinstance(kind, str) for kind in kinds.values()):  # from __future__ import annotations
+        kinds = inspect.get_annotations(cls, eval_str=True)
+    settings: dict[str, Setting] = {}
+    by_name = False
+    for name, kind in kinds.items():
+        if kind is KW_ONLY:
+            by_name = True
+        elif get_origin(kind) is not ClassVar and kind is not ClassVar:
+            attribute = not isinstance(kind, InitVar)
+            default = vars(cls).get(name, REQUIRED)
+            if default is not REQUIRED:
+                delattr(cls, name)
+            elif "__init__" in vars(cls):  # an attribute that its own constructor makes
+                continue
+            settings[name] = Setting(name, kind if attribute else kind.type, default, by_name, attribute, common)
+    return settings
+
+
+def _signature(settings: Any) -> inspect.Signature:
+    return inspect.Signature([s.parameter for s in sorted(settings, key=lambda s: s.by_name)])
+
+
+def _constructor(cls: type[Configured]) -> Callable[..., None]:
+    def __init__(self: Configured, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        super(cls, self).__init__(*args, **kwargs)
+
+    settings = list(cls.settings.values())
+    shown = [s for s in settings if not s.common]
+    signature = _signature(shown or settings)
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *signature.parameters.values()]
+    if shown and len(shown) < len(settings):
+        parameters.append(inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD, annotation=Any))
+    __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    __init__.__annotations__ = {s.name: s.kind for s in settings}
+    __init__.__qualname__, __init__.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+    return __init__
