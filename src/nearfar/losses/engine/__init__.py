@@ -23,7 +23,7 @@ from nearfar.errors import InputError, StateError
 from nearfar.losses.engine import dense
 from nearfar.losses.engine.evaluation import Evaluation, Grads
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.spec import LossSpec, check
+from nearfar.losses.engine.spec import LossSpec, check, innermost
 from nearfar.losses.engine.vectors import restored
 
 
@@ -75,6 +75,8 @@ def check_plan(plan: Plan, columns: Tensor | None, bias: Tensor | None, paramete
         check(spec, plan.row_parameters, parameters - plan.row_parameters)
         if spec.pool is not None and (columns is None or bias is not None):
             raise InputError("a pool is of class vectors: give columns of their own, without a bias")
+        if bias is not None and any(innermost(side).of_cosines for side in (spec.positive, spec.negative)):
+            raise InputError("a bias is added to similarities, and this map is a function of the cosine: leave it out")
     if columns is None and spec.normalize[0] != spec.normalize[1]:
         raise InputError("rows that are compared with themselves are normalised alike: give columns of their own")
     if bias is not None and columns is None:

@@ -315,7 +315,7 @@ class Evaluation:
             slope = function.slopes(s if self.bias is None else s + self.bias[columns])[1]
             return slope if isinstance(slope, Tensor) else torch.full_like(s, slope)
 
-        for columns, pull in rows.picked(slopes_at):
+        for columns, pull in rows.picked(slopes_at) if self.m else ():
             if self.grad_bias is not None:
                 self.grad_bias.index_add_(0, columns, pull)
             scaled = pull[:, None]

@@ -74,8 +74,13 @@ class RowWeights:
 
     @property
     def of_columns(self) -> Tensor:
-        """What a term of the columns by themselves counts: once in the mean, and in the sum once for every row."""
-        return self.pull.new_ones(()) if self._reduction == "mean" else self.pull.sum() / self._scale
+        """The weight of a term of the columns only: 1 in the mean, of which ranks that share rows out have equal parts,
+        and the number of rows in the sum.
+        """
+        if self._reduction != "mean":
+            return self.pull.sum() / self._scale
+        spread = self._pairs.spread
+        return self.pull.new_tensor(1.0 if spread is None or spread.over == "columns" else 1 / spread.ranks.size)
 
 
 def only(counted: Tensor | None, values: Tensor) -> Tensor:

@@ -98,26 +98,22 @@ class StripSpec(NamedTuple):
 
 
 CHOICES = {"combine": Combine, "act": Act, "average": Average, "anchors": Anchors}
-_checked: set[Any] = set()  # of the settings that decide
 
 
 def check(spec: LossSpec, rows: int = 0, columns: int = 0) -> None:
-    """Refuse, once for each distinct setting, what has no meaning; with so many numbers of the rows and columns."""
-    maps = spec.positive, spec.negative
-    numbers = tuple(tuple(placeholders(side).items()) for side in maps)
-    kinds = tuple(type(side.inner if isinstance(side, Hinge) else side) for side in maps)
-    unscaled, mined, pooled = spec.side_scale == (1.0, 1.0), spec.mining is not None, spec.pool is not None
-    words = spec.gather, spec.combine, spec.act, spec.average, spec.anchors
-    key = (words, unscaled, spec.others, mined, pooled, spec.smoothing, numbers, kinds, rows, columns)
-    if key in _checked:
-        return
+    """Refuse a spec without meaning; the loss is evaluated with this many numbers of the rows and of the columns."""
     for reason in refusals(spec, rows, columns):
         raise InputError(f"LossSpec: {reason}")
-    _checked.add(key)
+
+
+def innermost(function: Map) -> Map:
+    """The map itself, or what a hinge is put on."""
+    return function.inner if isinstance(function, Hinge) else function
 
 
 def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
     """Why this spec has no meaning."""
+    both = spec.positive, spec.negative
     wrong = [
         f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {getattr(spec, name)!r}"
         for name, kind in CHOICES.items()
@@ -133,28 +129,34 @@ def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
     elif spec.average == "active" and (spec.gather != ("sum", "sum") or spec.act != "identity"):
         wrong.append('average="active" is over single terms: it needs gather=("sum", "sum") and act="identity"')
     if spec.side_scale != (1.0, 1.0) and spec.combine != "split":
-        wrong.append('side_scale multiplies the sides of combine="split": take scale for one factor of all')
-    if spec.smoothing and (spec.combine != "joint" or spec.gather != ("lse", "lse") or spec.others):
-        wrong.append('smoothing is of combine="joint", gather=("lse", "lse") and others=False')
-    if spec.smoothing and spec.mining is not None:
-        wrong.append("smoothing shares probability with all columns, of which mining leaves some out: take one of them")
+        wrong.append('side_scale multiplies the sides of combine="split": take scale for one factor of the whole loss')
     if not 0 <= spec.smoothing < 1:
         wrong.append(f"smoothing must be at least 0 and below 1, not {spec.smoothing}")
+    if spec.smoothing and (spec.combine != "joint" or spec.gather != ("lse", "lse") or spec.others):
+        wrong.append(
+            'smoothing is that of a cross-entropy: it needs combine="joint", gather=("lse", "lse") and others=False'
+        )
+    if spec.smoothing and spec.mining is not None:
+        wrong.append("smoothing shares probability among all columns, and mining leaves some out: choose one of them")
+    if spec.smoothing and not isinstance(spec.negative, Linear):
+        wrong.append("smoothing needs logits that are linear in the similarities: take Linear as the negative map")
     if any(isinstance(number, Column) for number in placeholders(spec.negative).values()):
-        wrong.append("the negative map takes numbers of rows only: a number of the columns goes into their vectors")
-    if any(isinstance(side, Hinge) and placeholders(side.inner) for side in (spec.positive, spec.negative)):
-        wrong.append("the map within a Hinge takes constants only")
-    for side in (spec.positive, spec.negative):
-        for name, number in placeholders(side).items():
-            given = rows if isinstance(number, Row) else columns
+        wrong.append("the negative map takes numbers of rows only: multiply a number of the columns into their vectors")
+    if any(isinstance(function, Hinge) and placeholders(function.inner) for function in both):
+        wrong.append("the map within a Hinge takes constants only: write a map with its own slopes")
+    for function in both:
+        for name, number in placeholders(function).items():
+            kind, given = ("row", rows) if isinstance(number, Row) else ("column", columns)
             if number.index >= given:
                 wrong.append(
-                    f"{type(side).__name__}.{name} is {number}, but the loss is evaluated with {given} such numbers"
+                    f"{type(function).__name__}.{name} is number {number.index} of the {kind}, but the loss is "
+                    f"evaluated with {given} of them: return it from {kind}_parameters"
                 )
-    if spec.smoothing and not isinstance(spec.negative, Linear):
-        wrong.append("smoothing needs logits that are linear in the similarities: a Linear negative map")
+    angular = [type(function).__name__ for function in map(innermost, both) if function.of_cosines]
+    if angular and spec.normalize != (True, True):
+        wrong.append(f"{angular[0]} is a function of the cosine: it needs normalize=(True, True)")
     if spec.pool is not None and not spec.normalize[1]:
-        wrong.append("a pool is of cosines: it needs normalize=(..., True)")
+        wrong.append("a pool compares cosines: it needs normalize=(..., True)")
     if spec.pool is not None and spec.anchors == "proxies":
-        wrong.append('a pool is of columns: with anchors="proxies" write a StripSpec')
+        wrong.append('a pool is over columns, which anchors="proxies" makes rows: write a StripSpec')
     return wrong
