@@ -47,6 +47,18 @@ def test_losses_need_torch_and_numpy_alone() -> None:
     assert loaded - third_party("import numpy, torch") == {"nearfar"}
 
 
+def test_packages_are_imported_when_they_are_used() -> None:
+    code = """
+import json, sys, nearfar
+shown, before = dir(nearfar), "torch" in sys.modules
+loss = nearfar.losses.CircleLoss()
+print(json.dumps([shown, before, "nearfar.models" in sys.modules, nearfar.models.Embedder.__name__]))
+"""
+    shown, torch_before, models_before, embedder = json.loads(fresh_python(code))
+    assert shown == ["__version__", "data", "evaluation", "losses", "models", "train"]
+    assert (torch_before, models_before, embedder) == (False, False, "Embedder")
+
+
 def test_losses_import_quickly() -> None:
     """Nothing is loaded beside torch but the losses themselves, not even more of torch, and little is done meanwhile."""
     code = """

@@ -8,12 +8,10 @@ import pytest
 from PIL import Image
 
 from nearfar.checkup.checkup import CheckUp, check_up
-from nearfar.checkup.classes import few_images
 from nearfar.checkup.near import sample
 from nearfar.data import Pixels
 from nearfar.training.config import TrainConfig
 from nearfar.training.options import with_options
-from nearfar.training.splits import split
 from tests.compare.making import trunk_file
 from tests.training.making import SMALL, patterns
 
@@ -129,14 +127,6 @@ def test_few_and_small_and_unequal_classes(tmp_path: Path) -> None:
 def test_too_few_classes_to_leave_some_out(tmp_path: Path) -> None:
     result = looked_at(photos(tmp_path / "photos", classes=5))
     assert [what[:50] for what in found(result)] == ["5 classes are too few to leave some out: pictures "]
-
-
-def test_fewer_images_than_dimensions() -> None:
-    parts = split(patterns(), TrainConfig().data, 0)
-    assert parts.fewest_to_train_on == 64  # 12 classes of 8, in three folds
-    assert few_images(parts, None) == [] == few_images(parts, 63)
-    (finding,) = few_images(parts, 64)
-    assert finding.what.startswith("64 pictures to train on, and --dimension 64: they vary in 63 directions")
 
 
 def test_what_training_refuses_comes_first(tmp_path: Path) -> None:

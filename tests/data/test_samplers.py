@@ -297,6 +297,12 @@ def test_a_world_that_grew_has_too_few_classes(monkeypatch: pytest.MonkeyPatch) 
         next(iter(sampler))
 
 
+def test_classes_of_one_row_are_copied_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="every class has one row: the 2 rows of a class are copies of it"):
+        batches = list(PKSampler(np.arange(6), 3, 2))
+    assert all(len(set(batch)) == 3 for batch in batches)
+
+
 def test_lightning_is_told_where_samplers_are_made() -> None:
     labels = np.repeat(np.arange(8), 6)
     PKSampler(labels, 2, 3, sampler=torch.utils.data.SequentialSampler(labels))  # as Lightning's hooks make it again

@@ -125,13 +125,26 @@ def test_pca(whiten):
 
 
 def test_pca_of_fewer_features_than_dimensions():
-    """The rest are directions at right angles, in which these features do not vary."""
-    x = torch.tensor(np.random.default_rng(0).normal(size=(4, 9)))
+    """The rest are directions at right angles, in which these features do not vary, and others do."""
+    rng = np.random.default_rng(0)
+    x, others = torch.tensor(rng.normal(size=(4, 9))), torch.tensor(rng.normal(size=(5, 9)))
     weight, bias = pca(x, 6, whiten=False)
-    torch.testing.assert_close(weight @ weight.T, torch.eye(6, dtype=torch.float64))
+    lengths = torch.tensor([1.0, 1, 1, 2, 2, 2], dtype=torch.float64)  # squared; 6 unknown directions in 3
+    torch.testing.assert_close(weight @ weight.T, lengths.diag())
     projected = x @ weight.T + bias
     torch.testing.assert_close(projected[:, 3:], torch.zeros(4, 3, dtype=torch.float64), atol=1e-9, rtol=0)
     torch.testing.assert_close(torch.cdist(projected, projected), torch.cdist(x, x))
+    weight, bias = pca(x, 9, whiten=False)  # all directions: a rotation
+    torch.testing.assert_close(torch.cdist(others @ weight.T, others @ weight.T), torch.cdist(others, others))
+
+
+def test_pca_of_few_features_keeps_what_they_do_not_show():
+    """Squared lengths of unseen features, on average."""
+    rng = np.random.default_rng(1)
+    x, others = torch.tensor(rng.normal(size=(8, 400))), torch.tensor(rng.normal(size=(50, 400)))
+    weight, bias = pca(x, 100, whiten=False)
+    ratio = (others @ weight.T + bias).square().sum(1) / (others - x.mean(0)).square().sum(1)
+    assert ratio.mean().item() == pytest.approx(1, abs=0.05) and ratio.std() < 0.2
 
 
 def test_mlp_starts_as_its_linear_part_and_bends():

@@ -148,11 +148,13 @@ def test_a_wished_dimension_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.metrics["kept"] == "trained" and Embedder.load(run.folder).dimension == 4
 
 
-def test_the_dimension_fits_the_data(tmp_path: Path) -> None:
-    """Nine classes of three rows, without the largest fold of three classes: eighteen rows vary in seventeen ways."""
+def test_few_images_start_as_good_as_their_features(tmp_path: Path) -> None:
+    """Twenty-seven rows vary in 26 directions, and the head keeps all 64 that the features have."""
     table = features(classes=18, each=3, dimension=64)
     run = train(table, out=str(tmp_path / "run"), epochs=1, quiet=True, accelerator="cpu")
-    assert run.config.model.dimension == 17 and run.config.model.head_start == "pca"
+    assert run.config.model.dimension == 64 and run.config.model.head_start == "pca"
+    start, base = (run.metrics["candidates"][name]["metrics"]["map@r"] for name in ("start", "features"))
+    assert start == pytest.approx(base, abs=0.02)
 
 
 # Stopped and gone on with

@@ -19,7 +19,7 @@ from nearfar.data import Table
 from nearfar.data.opening import reopen
 from nearfar.data.survey import Survey, survey
 from nearfar.training.config import TrainConfig
-from nearfar.training.defaults import is_pretrained, resolve
+from nearfar.training.defaults import FITTED, is_pretrained, resolve
 from nearfar.training.doctor import BatchReport
 from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display, counted
@@ -91,7 +91,6 @@ def check_up(config: TrainConfig, display: Display | None = None) -> CheckUp:
         *network.near,
         *network.batch_findings,
         *classes.too_few(table, parts),
-        *network.dimension,
         *classes.alone(table),
         *classes.unequal(table),
         *copies,
@@ -116,7 +115,6 @@ class _Network:
     facts: dict[str, list[str]] = field(default_factory=dict)
     refused: list[Finding] = field(default_factory=list)
     near: list[Finding] = field(default_factory=list)
-    dimension: list[Finding] = field(default_factory=list)
     report: BatchReport | None = None
     unseen: str = ""
 
@@ -153,8 +151,6 @@ def _through_the_network(
         )
     if result.unseen:
         result.facts["not seen"] = [result.unseen]
-    if pretrained:
-        result.dimension = classes.few_images(parts, config.model.dimension)
     return result
 
 
@@ -216,8 +212,9 @@ def _model(prepared: Prepared) -> dict[str, list[str]]:
     loss = " + ".join(loss.name for loss in config.loss)
     frozen = " (frozen)" if config.model.freeze else ""
     dimension = f"{prepared.embedder.dimension} dimensions"
-    if prepared.given.model.dimension is None and prepared.embedder.dimension == prepared.parts.fewest_to_train_on - 1:
-        dimension += " (as many as the pictures to train on vary in)"
+    known = len(prepared.parts.train) - 1
+    if config.model.head_start in FITTED and known < prepared.embedder.dimension:
+        dimension += f" (the pictures to train on vary in {known:,} of them)"
     first = f"{config.model.backbone}{frozen} to {dimension}, {loss}, batches of {config.sampler.batch_size}"
     return {"model": [first]}
 

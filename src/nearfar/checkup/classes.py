@@ -80,15 +80,3 @@ def unequal(table: Table) -> list[Finding]:
     )
     names = [f"{table.label_names[label]}: {sizes[label]:,}" for label in large[np.argsort(-sizes[large])].tolist()]
     return [Finding(what, "Draw all classes equally often: --sampler.kind balanced, or pk", first(names, MOST_NAMES))]
-
-
-def few_images(parts: Parts, dimension: int | None) -> list[Finding]:
-    """Fewer images to train on than the dimensions that were asked for."""
-    count = parts.fewest_to_train_on
-    if dimension is None or dimension < count:
-        return []
-    what = (
-        f"{counted(count, 'picture')} to train on, and --dimension {dimension}: they vary in {count - 1} directions, "
-        "and the others say nothing"
-    )
-    return [Finding(what, "Leave --dimension out, or add pictures")]

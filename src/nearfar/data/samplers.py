@@ -196,12 +196,6 @@ class PKSampler(BatchSampler):
         self._groups = np.array([-(-len(rows) // k) for rows in self.rows_of])
         self._lengths: dict[int, int] = {}  # by the number of processes
         len(self)
-        if k > 1 and max(map(len, self.rows_of)) == 1:
-            warnings.warn(
-                f"every class has one row: the {k} rows of a class are copies of it, and positives differ only by "
-                "what the transform draws",
-                stacklevel=2,
-            )
 
     def _most_batches(self, classes: int) -> int:
         """The number of batches of this many classes each.
@@ -225,6 +219,15 @@ class PKSampler(BatchSampler):
         if size not in self._lengths:
             self._lengths[size] = self._most_batches(self.p * size)
         return self._lengths[size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.k > 1 and max(map(len, self.rows_of)) == 1:
+            warnings.warn(
+                f"every class has one row: the {self.k} rows of a class are copies of it, and positives differ only by "
+                "what the transform draws",
+                stacklevel=2,
+            )
+        return super().__iter__()
 
     def batches(self, epoch: int) -> list[list[Rows]]:
         rng = self.generator(epoch)

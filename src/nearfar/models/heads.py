@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,8 +14,10 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
     `features` (N, C), the strongest first.
 
     Whitened, component i is divided by sqrt(variance_i + mean variance of the C features): the weak ones are mostly
-    noise, which full whitening would make as loud as the rest. Beyond the N - 1 directions in which N features vary,
-    components are directions at right angles to these.
+    noise, which full whitening would make as loud as the rest.
+
+    N features vary in at most N - 1 directions, and others in more. So beyond these the map is a random projection of
+    everything at right angles to them, scaled so that it keeps squared lengths on average.
     """
     count, channels = features.shape
     if count < 2 or dimension > channels:
@@ -26,12 +29,26 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
     mean = x.mean(0)
     covariance = (x - mean).T @ (x - mean) / (count - 1)
     # By numpy: of fewer features than dimensions, torch's solver fails now and then.
-    found = np.linalg.eigh(covariance.cpu().numpy())
-    variances, components = (torch.from_numpy(part).to(covariance) for part in found)
-    variances, components = variances.flip(0)[:dimension], components.flip(1)[:, :dimension].T
+    variances, components = np.linalg.eigh(covariance.cpu().numpy())
+    variances, components = variances[::-1][:dimension], components[:, ::-1][:, :dimension]
+    known = int((variances > variances[0] * channels * np.finfo(np.float64).eps).sum())
+    if known < dimension:
+        rest = _random_directions(components[:, :known], dimension - known)
+        components = np.concatenate([components[:, :known], rest], 1)
+    weight = torch.from_numpy(components.T.copy()).to(covariance)
     if whiten:
-        components = components / (variances + covariance.trace() / channels).sqrt()[:, None]
-    return components.to(features.dtype), -(components @ mean).to(features.dtype)
+        weight = (
+            weight / (torch.from_numpy(variances.copy()).to(covariance) + covariance.trace() / channels).sqrt()[:, None]
+        )
+    return weight.to(features.dtype), -(weight @ mean).to(features.dtype)
+
+
+def _random_directions(components: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Directions (C, count) at right angles to components (C, k) and to each other, of length √((C - k) / count)."""
+    channels, known = components.shape
+    drawn = np.random.default_rng(0).normal(size=(channels, count))
+    directions, _ = np.linalg.qr(drawn - components @ (components.T @ drawn))
+    return np.asarray(np.sqrt((channels - known) / count) * directions)
 
 
 class LinearHead(nn.Module):

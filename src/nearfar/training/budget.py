@@ -112,7 +112,7 @@ class Budget:
     def _sized(self, config: TrainConfig, seconds: float, parts: Parts, display: Display) -> TrainConfig:
         """Smaller images where the features of all of them would take too much of the time."""
         left = self.deadline - self._clock()
-        size = build_embedder(resolve(config, parts.train, parts.fewest_to_train_on)).preprocess.size
+        size = build_embedder(resolve(config, parts.train)).preprocess.size
         if seconds <= FOR_FEATURES * left or config.data.size is not None or not isinstance(size, int):
             return config
         smaller = max(SMALLEST, int(size * (FOR_FEATURES * left / seconds) ** 0.5) // 16 * 16)
@@ -122,7 +122,7 @@ class Budget:
 
 def compute_features(config: TrainConfig, parts: Parts, display: Display) -> None:
     """Have the features of all images in the cache, where the trunk is one whose features are kept."""
-    config = resolve(config, parts.train, parts.fewest_to_train_on)
+    config = resolve(config, parts.train)
     network = features_alone(config)
     for table in (parts.table, parts.elsewhere):
         if network is not None and table is not None and table.images is not None:

@@ -17,13 +17,8 @@ GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # a minute on two cores
 FITTED = ("pca", "pca-whiten")  # to the features, as heads start
 
 
-def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> TrainConfig:
-    """The configuration with every None chosen that does not need the built model.
-
-    Args:
-        train: the training rows.
-        fewest: as many of them as the smallest fold trains on.
-    """
+def resolve(config: TrainConfig, train: Table) -> TrainConfig:
+    """The configuration with every None chosen that does not need the built model, for these training rows."""
     small = train.embedded
     model = config.model if train.images is not None else _without_trunk(config, train)
     backbone = model.backbone or ("convnet" if small else "efficientnet-lite0")
@@ -40,16 +35,12 @@ def resolve(config: TrainConfig, train: Table, fewest: int | None = None) -> Tra
     losses = tuple(with_arguments(loss, begun) for loss in losses)
     own = defaults_of_all(losses, begun)
     start = model.head_start or ("pca" if pretrained and model.head in ("linear", "mlp") else "random")
-    dimension = model.dimension or _dimension(model.head, small)
-    if model.dimension is None and dimension is not None and start in FITTED:
-        components = (len(train) if fewest is None else fewest) - 1  # n images vary in n - 1 directions
-        dimension = max(1, min(dimension, components // sum(model.parts) * sum(model.parts)))
     keep = config.evaluation.keep or ("trained" if model.dimension is not None or model.head == "hash" else "best")
     model = replace(
         model,
         backbone=backbone,
         weights=_absolute(model.weights, ("default", "random")),
-        dimension=dimension,
+        dimension=model.dimension or _dimension(model.head, small),
         options={"width": GLYPH_WIDTH} if small and model.backbone is None and not model.options else model.options,
         head_start="random" if model.head == "none" else start,
         head_scale=own.head_scale if model.head_scale is None else model.head_scale,

@@ -111,7 +111,7 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
     if config.sample_rate < 1 and config.precision == "16-mixed":
         raise ConfigError("sample_rate goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
     given = config
-    config = resolve(config, parts.train, parts.fewest_to_train_on)
+    config = resolve(config, parts.train)
     sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
     assert config.epochs is not None
     total = config.epochs * len(sampler)

@@ -75,12 +75,6 @@ class Parts:
         """How many times other training rows are held out; 0 where it is done once or never."""
         return 0 if self.fold is None else int(self.fold.max()) + 1
 
-    @property
-    def fewest_to_train_on(self) -> int:
-        """Rows of the smallest training: in cross-fitting, without the largest fold."""
-        held_out = 0 if self.fold is None else int(np.bincount(self.fold[self.fold >= 0]).max())
-        return len(self.train) - held_out
-
     def holding_out(self, number: int) -> "Parts":
         """The training rows alone, those of one fold as validation rows."""
         assert self.fold is not None

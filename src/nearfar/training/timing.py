@@ -96,7 +96,7 @@ def lower_part(config: TrainConfig) -> str | None:
 
 
 def _built(config: TrainConfig, parts: Parts) -> tuple[TrainConfig, Embedder, nn.Module]:
-    chosen = resolve(config, parts.train, parts.fewest_to_train_on)
+    chosen = resolve(config, parts.train)
     torch.manual_seed(chosen.seed)
     at_random = replace(chosen, model=replace(chosen.model, head_start="random"))  # it takes as long
     embedder = build_embedder(at_random).to(make_trainer(chosen, 1).strategy.root_device)
