@@ -293,12 +293,11 @@ class Problem:
             positives, negatives = self.positive.sum(1), self.negative.sum(1)
             if self.masked:
                 pairs: Any = self._mask_pairs(part)
-                pairs.positives, pairs.negatives = positives, negatives
             else:  # as nearfar.losses.distributed makes them
                 present = shard.held(self.ids)
                 column = torch.where(present, self.ids - shard.first, 0)
                 pairs = ClassPairs(column, column + present.long(), shard.stop - shard.first)
-                pairs.everywhere = positives, negatives
+            pairs.positives, pairs.negatives = positives, negatives
             pairs.complete = bool(((positives > 0) & (negatives > 0)).all())
             pairs.spread = Spread(communicator, "columns", shard)
             return self.differentiated(lambda leaves: self._of_part(leaves, pairs, part))

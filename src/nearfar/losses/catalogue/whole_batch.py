@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nearfar.errors import InputError
 from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.plan import SIZES
 from nearfar.losses.engine.row_functions import strip_height
 from nearfar.losses.engine.vectors import blocks, cut, ordered, unit
 from nearfar.losses.loss import Loss
@@ -31,7 +32,7 @@ def strips(
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Every similarity once: (rows, cosines (b, M), positive (b, M), negative (b, M)), in strips of bounded size."""
     x, y = in_order(pairs, rows, columns)
-    for part in blocks(len(x), strip_height(budget, len(y) * x.element_size())):
+    for part in blocks(len(x), strip_height(budget, len(y) * x.element_size(), SIZES)):
         yield part, x[part] @ y.t(), *pairs.masks(part)
 
 

@@ -239,7 +239,7 @@ class Distribution:
             columns = int(self.ranks.sum(torch.tensor(number, device=labels.device)))
         column = torch.where(here, column, 0)
         pairs = ClassPairs(column, column + here.long(), number)
-        pairs.everywhere = torch.ones_like(labels), torch.full_like(labels, columns - 1)
+        pairs.positives, pairs.negatives = torch.ones_like(labels), torch.full_like(labels, columns - 1)
         pairs.complete = len(labels) > 0 and columns > 1
         return pairs
 

@@ -25,6 +25,7 @@ class Sizes:
             run visibly below full speed (1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32).
         whole: elements of vectors up to which they are prepared at once, and not block by block.
         turned: elements of gradients of vectors that are turned into those by the caller's at a time.
+        temporaries: matrices of a strip's size that a strip function may keep.
     """
 
     tile: int = 2**20
@@ -33,6 +34,7 @@ class Sizes:
     fewest_rows: int = 256
     whole: int = 2**22
     turned: int = 2**18
+    temporaries: int = 12
 
 
 SIZES = Sizes()

@@ -134,22 +134,18 @@ class Vectors:
         vectors = self.block(part)
         return vectors if self.normalize and not self._folded else vectors * self._inverse_norms(part)
 
-    def to_raw(self, part: slice, grad: Tensor, together: int) -> None:
-        """Turn the gradient by a range of prepared vectors (b, D), which `fold` has scaled, in place, into that by the
-        caller's: from g it leaves the part along the unit vector out, and divides by the norm. `together`: how many
-        elements at a time, so that they stay in the cache.
+    def to_raw(self, grad: Tensor, together: int) -> Tensor:
+        """The gradient by the caller's tensor, from that by the prepared vectors (n, D), which `fold` has scaled and
+        which is used up: the part of g along the unit vector is left out, and the norm divides it.
+
+        Args:
+            together: how many elements are turned at a time, so that they stay in the cache.
         """
-        if not self.normalize:
-            return
-        for inner in blocks(grad.shape[0], together // max(1, grad.shape[1])):
-            outer = slice(part.start + inner.start, part.start + inner.stop)
-            g, vectors, inverse = cut(grad, inner), self.block(outer), self._inverse_norms(outer)
+        for part in blocks(self.shape[0], together // max(1, self.shape[1])) if self.normalize else ():
+            g, vectors, inverse = cut(grad, part), self.block(part), self._inverse_norms(part)
             along = (g * vectors).sum(1, keepdim=True)
             if self._folded:
                 g.addcmul_(vectors, along.mul_(inverse).mul_(inverse), value=-1)
             else:
                 g.addcmul_(vectors, along, value=-1).mul_(inverse)
-
-    def restored(self, grad: Tensor) -> Tensor:
-        """The gradient in the caller's order and precision."""
         return restored(grad, self.order).to(self.raw.dtype)
