@@ -218,6 +218,8 @@ def test_frozen_trunk_trains_a_head_on_cached_features(tmp_path: Path, monkeypat
         ({"p": 4, "k": 2, "loss": "CircleLoss"}, "give one of them"),
         ({"schedule.milestones": "10,20"}, "fractions of all steps"),
         ({"backbone": "convent"}, "did you mean convnet"),
+        ({"backbone": "convent", "freeze": True}, "did you mean convnet"),
+        ({"batch_size": 1, "sampler.kind": "plain", "loss": "ProxyAnchorLoss"}, "a batch of one image"),
         ({"max_steps": 0}, "leave nothing to train"),
         ({"framing": "stretch", "resize": 20}, "does not go with framing stretch"),
     ],

@@ -150,6 +150,16 @@ def list_trunks() -> list[TrunkInfo]:
     return list(_TRUNKS.values())
 
 
+def check_trunk(name: str) -> None:
+    """Refuse a name that no trunk has."""
+    source, _, model = name.partition(":")
+    if name not in _TRUNKS and not (source in ("hf", "timm") and model):
+        raise InputError(
+            f"there is no trunk {name!r}: {suggestion(name, _TRUNKS)}; hf:MODEL takes one of the Hugging Face hub, "
+            "such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
+        )
+
+
 def open_trunk(
     trunk: str | nn.Module,
     weights: str | os.PathLike[str] = "default",
@@ -204,8 +214,9 @@ def reopen(description: Mapping[str, Any], preprocess: EvalTransform, module: nn
 def _by_name(
     name: str, weights: str | os.PathLike[str], options: dict[str, Any]
 ) -> tuple[nn.Module, EvalTransform, dict[str, Any]]:
+    check_trunk(name)
     source, _, model = name.partition(":")
-    if source in ("hf", "timm") and model:
+    if source in ("hf", "timm"):
         if options:
             raise InputError(f"{name} takes no options")
         opened: tuple[nn.Module, EvalTransform]
@@ -219,11 +230,6 @@ def _by_name(
         if weights not in ("default", "random"):
             _load_file(opened[0], weights, lambda tensors: {f"model.{key}": value for key, value in tensors.items()})
         return *opened, description
-    if name not in _TRUNKS:
-        raise InputError(
-            f"there is no trunk {name!r}: {suggestion(name, _TRUNKS)}; hf:MODEL takes one of the Hugging Face hub, "
-            "such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
-        )
     info = _TRUNKS[name]
     try:
         module = info.make(**options)

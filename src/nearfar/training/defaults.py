@@ -8,6 +8,7 @@ from typing import Any
 from nearfar.data import Table
 from nearfar.data.opening import EMBEDDED
 from nearfar.models import Embedder, list_trunks
+from nearfar.models.trunks import check_trunk
 from nearfar.training.config import LossConfig, ModelConfig, OptimiserConfig, SamplerConfig, ScheduleConfig, TrainConfig
 from nearfar.training.loss_defaults import LossDefaults, Start, defaults_of_all, with_arguments
 from nearfar.training.options import ConfigError, loss_info
@@ -22,6 +23,8 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
     small = train.embedded
     model = config.model if train.images is not None else _without_trunk(config, train)
     backbone = model.backbone or ("convnet" if small else "efficientnet-lite0")
+    if backbone != "features":
+        check_trunk(backbone)
     pretrained = backbone == "features" or is_pretrained(backbone, model.weights)
     if model.views > 1 and not model.freeze:
         raise ConfigError("model.views are of cached features: they go with --freeze")
@@ -159,6 +162,8 @@ def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table) 
         size = p * per_class
     elif p is not None:
         raise ConfigError(f"sampler.p goes with the samplers pk and hierarchical, not with {kind}")
+    if size * config.devices * config.nodes < 2:
+        raise ConfigError("a batch of one image has nothing to compare it with: --batch-size 2 or more")
     return replace(sampler, kind=kind, p=p, batch_size=size)
 
 
