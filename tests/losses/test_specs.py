@@ -83,9 +83,9 @@ def test_tensors_that_do_not_fit_a_spec_are_refused() -> None:
     classes = samples._replace(pairs=ClassPairs.to_classes(torch.arange(3), 3))
     eye, bias = torch.eye(3), torch.ones(3)
     cases: list[tuple[Plan, LossSpec, Any, Any, str]] = [
-        (samples, spec, None, bias, "a bias is of columns"),
-        (samples, spec._replace(normalize=(True, False)), None, None, "normalised alike"),
-        (classes, spec._replace(pool=Nearest(1)), eye, bias, "a pool is of class vectors"),
+        (samples, spec, None, bias, "a bias belongs to columns"),
+        (samples, spec._replace(normalize=(True, False)), None, None, "one normalisation"),
+        (classes, spec._replace(pool=Nearest(1)), eye, bias, "a pool is over class vectors"),
         (classes, spec._replace(positive=maps.Distance("l2")), eye, bias, "a function of the cosine"),
     ]
     for plan, changed, columns, bias, message in cases:

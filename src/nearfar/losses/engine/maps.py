@@ -20,19 +20,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Row:
-    """The number of that index that every row has."""
+    """A number that every row has, by its index among these numbers."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Column:
-    """The number of that index that every column has; for maps of positive pairs."""
+    """A number that every column has, by its index among these numbers; for maps of positive pairs."""
 
     index: int
 
 
-Number = Any  # a float, a Row or a Column; where it is computed with, a float or a tensor
+Number = Any  # a float, a Row or a Column; in a map that `bound` has completed, a float or a tensor
 Slopes = tuple[Tensor, Tensor | float]
 
 
@@ -224,7 +224,7 @@ class Interpolated(Map):
 
 
 def nodes(s: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    """Of bins of equal width over [-1, 1]: the bin of each similarity, and how far into it that is, 0 to 1."""
+    """The bin of each similarity, of `bins` of equal width over [-1, 1], and its position in the bin, 0 to 1."""
     position = s.add(1).mul_(bins / 2)
     node = position.floor().clamp_(0, bins - 1)
     return node.to(torch.int32), position.sub_(node)

@@ -57,10 +57,12 @@ class Products:
         self.grad_y = self.grad_x if self.one_set else self._zeros(self.y, plan) if needs[1] else None
 
     def _zeros(self, vectors: Vectors, plan: Plan) -> Tensor:
-        """For a gradient; the larger one is in memory that the next step uses again."""
-        if vectors.shape[0] < max(self.x.shape[0], self.y.shape[0]):
-            return self.like.new_zeros(vectors.shape)
-        return plan.spare.take(vectors.shape, self.like).zero_()
+        """For a gradient; a large one is in memory that the next step uses again."""
+        n, dimension = vectors.shape
+        larger = n >= max(self.x.shape[0], self.y.shape[0])
+        if larger and n * dimension * self.like.element_size() >= self.sizes.reused:
+            return plan.spare.take(vectors.shape, self.like).zero_()
+        return self.like.new_zeros(vectors.shape)
 
     def similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         """Product 1: (b, t), with the bias."""

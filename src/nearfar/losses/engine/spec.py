@@ -8,7 +8,7 @@
 and the loss is an average of l_r over rows. A set without pairs adds nothing: it leaves a joint loss, one of each
 positive and one of negatives zero, and of a split loss the other side.
 
-Every executor computes a spec alike, or `check` refuses it. (Specs are named tuples: one is made every step, and a
+Every executor computes a spec alike, or `check` refuses it. (Specs are named tuples, since one is made every step and a
 frozen dataclass takes six times as long.)
 """
 
@@ -31,23 +31,23 @@ class LossSpec(NamedTuple):
 
     Args:
         positive, negative: the maps f_p and f_n. f_p may take numbers of the row and of the column, f_n of the row.
-        gather: A_p and A_n. "max" keeps the largest term, that of the hardest pair, the first of equal ones; "min" the
-            smallest, and "softmin" its smooth form, −log Σ exp(−u). Combining each positive leaves A_p out.
+        gather: A_p and A_n. "max" is the largest term, that of the hardest pair, and the first of equal ones; "min" is
+            the smallest, and "softmin" its smooth form, −log Σ exp(−u). combine="each" has no A_p.
         combine: "joint", "split", "each" or "negatives", see above.
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
-        scale: a factor of all l_r.
-        others: A_n runs over the positives too (SupCon's denominator).
+        scale: a factor of every l_r.
+        others: whether A_n runs over the positives too (SupCon's denominator).
         mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity);
-            None keeps all. Which rows an average is over does not depend on it.
+            None keeps all. The rows that an average is over do not depend on it.
         average: what the mean is over: the rows that have "both" a positive and a negative; the rows that have a
-            "positive"; those with both, counted once per positive ("pairs"); "all" rows; all rows, the positive terms
-            over those that have one ("sides", Proxy-Anchor); or the pairs whose term is not zero, positives and
-            negatives apart ("active").
-        anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
-        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else the norm stays.
-        pool: where K columns, one after the other, stand for a class: how their similarities become one.
-        smoothing: of the labels of a joint loss of log-sum-exps: so much of the target's probability is shared by all
+            "positive"; the rows that have both, counted once per positive ("pairs"); "all" rows; all rows, but the
+            positive terms over the rows that have one ("sides", Proxy-Anchor); or the pairs whose term is not zero,
+            positives and negatives apart ("active").
+        anchors: whether the rows are the "samples" or the class "proxies"; the columns are the other of the two.
+        normalize: whether rows and columns are divided by their norms; if both are, s is a cosine.
+        pool: where K consecutive columns stand for a class, how their similarities become one.
+        smoothing: of the labels of a joint loss of log-sum-exps: this part of the target's probability is shared by all
             columns. With K positives and L negatives it adds
             -smoothing (Σ u (1/K - 1/(K + L)) + Σ v / (K + L)).
     """
@@ -69,7 +69,7 @@ class LossSpec(NamedTuple):
 
 
 def over_negatives(negative: Map, act: Act, normalize: tuple[bool, bool] = (True, True)) -> LossSpec:
-    """l_r = act(log Σ_n exp f_n(s_n)), of a row's negatives only, for losses that put more than rows together."""
+    """l_r = act(log Σ_n exp f_n(s_n)) over a row's negatives, for losses that combine several rows."""
     return LossSpec(Linear(), negative, combine="negatives", act=act, average="all", normalize=normalize)
 
 
@@ -77,16 +77,17 @@ class StripSpec(NamedTuple):
     """A row-local loss outside the formula: a differentiable function of a strip of similarities.
 
     Args:
-        function: `function(s, positive, negative, *parameters)` gives the losses (b,) of b rows, from their
+        function: `function(s, positive, negative, *parameters)` returns the losses (b,) of b rows, from their
             similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
             Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
-            For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
-        closed: the function gives, last, a list of the slopes: of the sum of its losses by the similarities (b, M), and
-            of each loss by each parameter (b,); or None, if it knows that all are zero. Nothing of it is
-            differentiated then.
+            For average "sides" it returns (positive terms, negative terms), for "active" (sums, numbers of active
+            terms).
+        closed: the function returns, as its last value, a list of slopes: of the sum of its losses by the similarities
+            (b, M), and of each loss by each parameter (b,); or None if it knows that all are zero. Autograd then does
+            nothing.
         average, anchors, normalize: as in `LossSpec`.
-        vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
-            class where `s` has K.
+        vectors_per_class: K consecutive vectors stand for every class: the masks have one row or column a class where
+            `s` has K.
     """
 
     function: Callable[..., Any]
@@ -112,7 +113,7 @@ def innermost(function: Map) -> Map:
 
 
 def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
-    """Why this spec has no meaning."""
+    """The reasons why this spec has no meaning, each with what there is instead."""
     both = spec.positive, spec.negative
     wrong = [
         f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {getattr(spec, name)!r}"
