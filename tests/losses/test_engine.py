@@ -109,25 +109,6 @@ def test_strips_of_rows_that_are_kept_or_computed_again(
         assert_same(value_and_gradients(loss, x, labels), whole)
 
 
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.class_level], ids=str)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_samples_of_many_classes_are_sorted_by_class(
-    setting: Setting, reduction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every tile then lists a range of its rows, or none; what comes of it is in the caller's order."""
-    x, labels = batch(17)
-    call = {"sample_weight": torch.linspace(0.5, 2, 17, dtype=x.dtype)}
-    loss = setting.make(num_classes=12, embedding_size=SIZE, reduction=reduction).eval()
-    whole = value_and_gradients(loss, x, labels, **call)
-    monkeypatch.setattr("nearfar.losses.engine.pairs.SEVERAL", 3)
-    assert_same(value_and_gradients(loss, x, labels, **call), whole)
-    as_if_many(monkeypatch)
-    monkeypatch.setattr(losses.Loss, "sizes", Sizes(tile=20, square=2, widest=5, fewest_rows=4))
-    for budget in (0, 200, 10**6):
-        loss.memory_budget = budget
-        assert_same(value_and_gradients(loss, x, labels, **call), whole)
-
-
 @settings
 def test_nothing_is_left_to_the_garbage_collector(setting: Setting) -> None:
     """A reference cycle would keep a step's tensors until the collector happens to run."""

@@ -1,4 +1,4 @@
-"""Every pointwise map: its two ways to the value agree, it keeps its input, and its slope is the derivative unless it says otherwise."""
+"""Every pointwise map: it keeps its input, and its slope is the derivative unless it says otherwise."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from nearfar.losses.engine import maps
+from nearfar.losses.engine import angles, maps
 
 S = torch.linspace(-0.97, 0.97, 24, dtype=torch.float64).view(4, 6)
 NORM = torch.linspace(0.3, 1.7, 24, dtype=torch.float64).flip(0).view(4, 6)
@@ -34,14 +34,14 @@ CASES = {
     "linear with offset": Case(maps.Linear(-3.0, 0.7)),
     "circle, positive": Case(maps.SelfPaced(8.0, 1.25, 0.75, True), constant=True),
     "circle, negative": Case(maps.SelfPaced(8.0, -0.25, 0.25, False), constant=True),
-    "arc": Case(maps.ArcMargin(4.0, 0.5)),
-    "arc, past pi": Case(maps.ArcMargin(4.0, 2.0)),
-    "arc, easy": Case(maps.ArcMargin(4.0, 0.5, easy=True)),
-    "slack": Case(maps.AngularSlack(4.0, 0.1)),
-    "combined": Case(maps.CombinedMargin(4.0, 1.4, 0.3, 0.2)),
-    "combined, past pi": Case(maps.CombinedMargin(4.0, 4.0, 0.0, 0.0)),
+    "arc": Case(angles.ArcMargin(4.0, 0.5)),
+    "arc, past pi": Case(angles.ArcMargin(4.0, 2.0)),
+    "arc, easy": Case(angles.ArcMargin(4.0, 0.5, easy=True)),
+    "slack": Case(angles.AngularSlack(4.0, 0.1)),
+    "combined": Case(angles.CombinedMargin(4.0, 1.4, 0.3, 0.2)),
+    "combined, past pi": Case(angles.CombinedMargin(4.0, 4.0, 0.0, 0.0)),
     "multiplicative": Case(
-        maps.MultiplicativeMargin(2.0, 3.0, 1.5, NORM / 2, torch.tensor(2.0, dtype=torch.float64)), keeps_norm=True
+        angles.MultiplicativeMargin(2.0, 3.0, 1.5, NORM / 2, torch.tensor(2.0, dtype=torch.float64)), keeps_norm=True
     ),
     "l2": Case(maps.Distance("l2", -1, 0.4)),
     "squared l2": Case(maps.Distance("squared_l2", 1, 0.4)),
@@ -53,18 +53,18 @@ CASES = {
     "softplus": Case(maps.Softplus(-1)),
     "linear with numbers of the rows": Case(maps.Linear(BORDER, -BORDER)),
     "circle with numbers of the rows": Case(maps.SelfPaced(8.0, BORDER + 1, -BORDER, True), constant=True),
-    "arc with numbers of the pairs": Case(maps.ArcMargin(4.0, NORM)),
-    "arc with numbers of the pairs, easy": Case(maps.ArcMargin(4.0, NORM, easy=True)),
+    "arc with numbers of the pairs": Case(angles.ArcMargin(4.0, NORM)),
+    "arc with numbers of the pairs, easy": Case(angles.ArcMargin(4.0, NORM, easy=True)),
     "curriculum": Case(maps.Curriculum(4.0, 0.3, BORDER), constant=True),
-    "quality": Case(maps.QualityMargin(4.0, 0.4, NORM - 1), constant=True),
+    "quality": Case(angles.QualityMargin(4.0, 0.4, NORM - 1), constant=True),
 }
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 def test_every_map_is_here() -> None:
-    there = {value for value in vars(maps).values() if isinstance(value, type) and hasattr(value, "slopes")}
-    tried = {type(case.map) for case in CASES.values()} | {maps.ShiftedHinge, maps.Map}
-    assert there == tried
+    defined = [*vars(maps).values(), *vars(angles).values()]
+    classes = {value for value in defined if isinstance(value, type) and hasattr(value, "slopes")}
+    assert classes == {type(case.map) for case in CASES.values()} | {maps.ShiftedHinge, maps.Map}
 
 
 @cases
@@ -98,7 +98,7 @@ def test_the_slopes_are_the_derivatives(case: Case) -> None:
 def test_numbers_of_rows_and_columns_go_through_autograd(shape: tuple[int, ...]) -> None:
     number = torch.full(shape, 0.4, dtype=torch.float64, requires_grad=True)
     s = S.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda s, m: maps.through(maps.ArcMargin(4.0, m), s), (s, number))
+    assert torch.autograd.gradcheck(lambda s, m: maps.through(angles.ArcMargin(4.0, m), s), (s, number))
     assert torch.autograd.gradcheck(lambda s, m: maps.through(maps.Linear(m, m), s), (s, number))
 
 
@@ -114,7 +114,7 @@ def test_what_is_a_constant_in_the_slope() -> None:
     easy = maps.Curriculum(4.0, 0.3, torch.tensor([[0.6]], dtype=torch.float64)).slopes(s)
     assert (float(easy[0]), float(easy[1])) == pytest.approx((4 * 0.5, 4.0))  # type: ignore[arg-type]
     z, theta = (1.2 - 1.0) / 0.501 * 2.0, math.acos(0.5)
-    quality = maps.QualityMargin(4.0, 0.4, torch.tensor([[z]], dtype=torch.float64)).slopes(s)
+    quality = angles.QualityMargin(4.0, 0.4, torch.tensor([[z]], dtype=torch.float64)).slopes(s)
     assert float(quality[0]) == pytest.approx(-4 * (math.cos(theta - 0.4 * z) - 0.4 - 0.4 * z))
     assert float(quality[1]) == pytest.approx(-4 * math.sin(theta - 0.4 * z) / math.sin(theta))  # type: ignore[arg-type]
 
@@ -128,9 +128,9 @@ def test_rounding_past_a_cosine_of_one() -> None:
             (border,) = curricular.row_parameters(mock.Mock(), torch.ones(1, 4), torch.zeros(1, dtype=torch.long))
         assert float(border) == pytest.approx(math.cos(math.acos(max(-1, min(1, float(cosine)))) + 0.4))
     for map_ in (
-        maps.ArcMargin(4.0, 0.5),
-        maps.AngularSlack(4.0, 0.1),
-        maps.CombinedMargin(4.0, 1.4, 0.3, 0.2),
+        angles.ArcMargin(4.0, 0.5),
+        angles.AngularSlack(4.0, 0.1),
+        angles.CombinedMargin(4.0, 1.4, 0.3, 0.2),
         maps.Distance("l2"),
     ):
         value, slope = map_.slopes(torch.cat([above, -above]))

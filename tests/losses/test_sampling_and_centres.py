@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nearfar import losses
-from nearfar.losses.engine.maps import MultiplicativeMargin
+from nearfar.losses.engine.angles import MultiplicativeMargin
 from nearfar.losses.engine.spec import LossSpec
 from tests.losses.settings import SIZE, unit
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nearfar.losses.engine.pairs import Pairs
+from nearfar.losses.engine.plan import SIZES
 from nearfar.losses.engine.row_functions import strip_height
 from nearfar.losses.engine.vectors import blocks, cut, ordered, unit, wide
 
@@ -23,7 +24,7 @@ def in_order(pairs: Pairs, rows: Tensor, columns: Tensor | None) -> tuple[Tensor
 def strips(pairs: Pairs, rows: Tensor, columns: Tensor | None, budget: int) -> Iterator[Strip]:
     """Every similarity once, in strips of bounded size."""
     x, y = in_order(pairs, rows, columns)
-    for part in blocks(len(x), strip_height(budget, len(y) * x.element_size())):
+    for part in blocks(len(x), strip_height(budget, len(y) * x.element_size(), SIZES)):
         yield part, x[part] @ y.t(), *pairs.masks(part)
 
 

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
 from nearfar.losses.catalogue.all_pairs import in_order, positive_pairs
-from nearfar.losses.engine.maps import AngularSlack, Linear
+from nearfar.losses.engine.angles import AngularSlack
+from nearfar.losses.engine.maps import Linear
 from nearfar.losses.engine.pairs import ClassPairs, Pairs, over_all_rows
 from nearfar.losses.engine.spec import LossSpec, over_negatives
 from nearfar.losses.engine.vectors import ordered, restored

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.losses.engine.maps import ArcMargin, Column, CombinedMargin, Linear, MultiplicativeMargin, Row
+from nearfar.losses.engine.angles import ArcMargin, CombinedMargin, MultiplicativeMargin
+from nearfar.losses.engine.maps import Column, Linear, Row
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms

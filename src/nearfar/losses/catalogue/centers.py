@@ -9,7 +9,8 @@ from torch import Tensor
 
 from nearfar.errors import StateError
 from nearfar.losses import inputs
-from nearfar.losses.engine.maps import ArcMargin, Linear
+from nearfar.losses.engine.angles import ArcMargin
+from nearfar.losses.engine.maps import Linear
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.pools import Nearest, Relaxed
 from nearfar.losses.engine.spec import LossSpec

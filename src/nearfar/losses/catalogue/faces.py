@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import ArcMargin, Curriculum, Linear, QualityMargin, Row, Square
+from nearfar.losses.engine.angles import ArcMargin, QualityMargin
+from nearfar.losses.engine.maps import Curriculum, Linear, Row, Square
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms, unit, wide

@@ -217,7 +217,7 @@ class Distribution:
             columns = int(self.ranks.sum(torch.tensor(number, device=labels.device)))
         column = torch.where(held, column, 0)
         pairs = ClassPairs(column, column + held.long(), number)
-        pairs.everywhere = torch.ones_like(labels), torch.full_like(labels, columns - 1)
+        pairs.positives, pairs.negatives = torch.ones_like(labels), torch.full_like(labels, columns - 1)
         pairs.complete = len(labels) > 0 and columns > 1
         return pairs
 

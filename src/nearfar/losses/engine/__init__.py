@@ -6,12 +6,13 @@
        │
        ▼
     evaluation.py ──► groups.py            which rows and tiles
-                      vectors.py           the vectors as the products need them
+                      products.py          similarities, and their gradients; vectors.py: the vectors for them
                       row_statistics.py    P, N and G of the rows; row_weights.py: which rows count
+                      tile_terms.py        the terms of a tile
                       row_functions.py     a loss outside the formula
-    dense.py  the same the plain way: the oracle
+    dense.py  the same by whole matrices: the oracle
 
-It knows nothing of the losses, nor of ranks: what these exchange is behind `Pairs.spread`.
+The engine does not know the losses, nor the ranks: what these exchange is behind `Pairs.spread`.
 """
 
 from typing import Any
@@ -23,21 +24,21 @@ from nearfar.errors import InputError, StateError
 from nearfar.losses.engine import dense
 from nearfar.losses.engine.evaluation import Evaluation, Grads
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.spec import LossSpec, check
+from nearfar.losses.engine.spec import LossSpec, check, innermost
 from nearfar.losses.engine.vectors import restored
 
 
 def evaluate(
     plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor
 ) -> Tensor:
-    """The loss: a scalar, or (N,) for reduction "none"; differentiable once by every tensor given.
+    """The loss: a scalar, or (N,) for reduction "none"; differentiable once by every tensor.
 
     Args:
         rows: (N, D).
         columns: (M, D), or None when they are the rows.
         bias: (M,), added to the similarities.
-        parameters: numbers of the rows, (N,) each, and then of the columns, (M,) each, which maps or a strip function
-            take.
+        parameters: numbers of the rows, (N,) each, followed by numbers of the columns, (M,) each, for maps or a strip
+            function.
     """
     check_plan(plan, columns, bias, len(parameters))
     wanted = torch.is_grad_enabled()
@@ -48,7 +49,7 @@ def evaluate(
 def evaluate_densely(
     plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor
 ) -> Tensor:
-    """The same the plain way, with whole matrices and autograd."""
+    """The same loss by whole matrices and autograd."""
     check_plan(plan, columns, bias, len(parameters))
     pairs = plan.pairs
     masks = (restored(mask, pairs.row_order).t() for mask in pairs.masks(slice(0, pairs.rows)))
@@ -74,11 +75,13 @@ def check_plan(plan: Plan, columns: Tensor | None, bias: Tensor | None, paramete
     if isinstance(spec, LossSpec):
         check(spec, plan.row_parameters, parameters - plan.row_parameters)
         if spec.pool is not None and (columns is None or bias is not None):
-            raise InputError("a pool is of class vectors: give columns of their own, without a bias")
+            raise InputError("a pool is over class vectors: give columns of their own, without a bias")
+        if bias is not None and any(innermost(side).of_cosines for side in (spec.positive, spec.negative)):
+            raise InputError("a bias is added to similarities, and this map is a function of the cosine: leave it out")
     if columns is None and spec.normalize[0] != spec.normalize[1]:
-        raise InputError("rows that are compared with themselves are normalised alike: give columns of their own")
+        raise InputError("rows compared with themselves have one normalisation: set both alike, or give columns")
     if bias is not None and columns is None:
-        raise InputError("a bias is of columns that are not the rows themselves: give columns of their own")
+        raise InputError("a bias belongs to columns that are not the rows themselves: give columns")
 
 
 class _Evaluate(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """The specs computed the plain way: the whole matrix of similarities, masks, and autograd.
 
-This is what the engine equals, in value and gradient, and the oracle of its tests: it shares nothing with it but the
-spec and the maps, and takes the pairs as masks.
+The engine equals this in value and gradient. It is the oracle of the engine's tests: the two share only the spec and
+the maps, and here pairs are masks.
 
 Shapes: N rows, M columns, D dimensions; C columns of pairs, M or, where K vectors stand for each, M / K.
 """
@@ -35,10 +35,10 @@ def evaluate(
     Args:
         rows: (N, D).
         columns: (M, D); None: they are the rows.
-        positive, negative: (N, C) which pairs are.
+        positive, negative: (N, C) masks of the pairs.
         bias: (M,), added to the similarities.
-        row_numbers, column_numbers: (N,) and (C,) each, what maps or a strip function take.
-        row_weight, column_weight: (N,) of the rows in the mean, (C,) of the columns' exponentials.
+        row_numbers, column_numbers: (N,) and (C,) each, for maps or a strip function.
+        row_weight, column_weight: (N,) weights of the rows in the mean, (C,) of the columns' exponentials.
         reduction: "mean", "sum" or "none".
     """
     dtype = torch.promote_types(rows.dtype if columns is None else columns.dtype, torch.float32)
@@ -73,7 +73,7 @@ def evaluate(
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Of length 1; a zero vector stays zero, and so does its gradient."""
+    """The vectors with length 1; a zero vector stays zero, and so does its gradient."""
     norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return torch.where(norm > 0, vectors / torch.where(norm > 0, norm, 1), 0)
 
@@ -129,13 +129,13 @@ def _act(act: str, x: Tensor) -> Tensor:
 
 
 def _over_present(positive: Tensor, like: Tensor) -> Tensor:
-    """(N,) what makes the mean over rows one over those with a positive."""
+    """(N,) the factors that make the mean over rows a mean over rows with a positive."""
     present = positive.any(1).to(like.dtype)
     return present * (len(present) / present.sum().clamp_min(1))
 
 
 def _over_active(active: Tensor, weight: Tensor) -> Tensor:
-    """What makes the mean over rows one over terms, of which each row has so many."""
+    """The factor that makes the mean over rows a mean over terms, of which the rows have `active` (N,)."""
     return (weight.sum() / (weight * active).sum()).nan_to_num(0, 0)
 
 
@@ -145,7 +145,7 @@ def _gather(how: str, v: Tensor, mask: Tensor) -> Tensor:
         return torch.where(mask, v, 0).sum(1) / (mask.sum(1).clamp_min(1) if how == "mean" else 1)
     if how in ("min", "softmin"):
         return -_gather("max" if how == "min" else "lse", -v, mask)
-    v = torch.where(mask.any(1, keepdim=True), torch.where(mask, v, -torch.inf), 0)  # of -inf only, slopes are NaN
+    v = torch.where(mask.any(1, keepdim=True), torch.where(mask, v, -torch.inf), 0)  # a row of -inf has NaN slopes
     return torch.logsumexp(v, 1) if how == "lse" else v.gather(1, v.argmax(1, keepdim=True))[:, 0]
 
 

@@ -17,10 +17,15 @@ class Group:
     rows: slice
     tiles: list[Tile]
 
+    @property
+    def one_tile(self) -> bool:
+        """Whether one tile has all pairs of the rows."""
+        return len(self.tiles) == 1 and self.tiles[0][0] == self.rows
+
 
 def of_one_set(n: int, towers: int | None, sizes: Sizes) -> Group:
-    """Samples × the same samples: the upper triangle's tiles, each of which serves the rows of both its sides. Of two
-    towers, one of which begins at `towers`, the tiles between them.
+    """Samples × the same samples: the tiles of the upper triangle, each of which serves the rows of both its sides; for
+    two towers, the second of which begins at `towers`, the tiles between them.
     """
     side = max(1, min(sizes.square, math.isqrt(sizes.tile)))
     edges = blocks(n, side)
@@ -36,13 +41,14 @@ def of_two_sets(
 ) -> Iterator[Group]:
     """Strips of rows × tiles of columns.
 
-    As many rows at a time as can be kept, if that is enough for products at full speed; otherwise as many as the cache
-    allows, and their tiles are computed again. Fewer strips mean fewer passes over the columns and their gradient.
+    A strip has as many rows as can be kept, if these are enough for products at full speed; otherwise as many as the
+    cache allows, and its tiles are computed again. Fewer strips mean fewer passes over the columns and their gradient.
 
     Args:
-        kept: of how many rows all similarities can be kept.
-        alike: how many columns other ranks have at most, which have others of the same rows: all cut them alike.
-        pooled: the columns stand for several vectors each.
+        kept: the number of rows whose similarities can all be kept.
+        alike: where ranks have different columns of the same rows, the largest number of columns of a rank: all ranks
+            cut the rows by it, and so alike.
+        pooled: each column stands for several vectors.
         together: all rows are one group, as the weight of each depends on all.
     """
     fewest = min(sizes.fewest_rows, sizes.tile)

@@ -1,19 +1,18 @@
 """Which pairs are positive, negative or ignored, one tile at a time.
 
 Positives are few, so a tile lists them in a table: `columns[r, k]` is the tile column of the k-th positive of row r,
-and `vacant[r, k]` says whether that slot holds none. The terms of a tile are computed as if all pairs were negative;
-`hide` then repairs those that are not. A table is of all rows of its tile, or of the range of them that has positives.
+and `vacant[r, k]` says whether that slot is empty. The terms of a tile are computed as if all pairs were negative;
+`hide` then repairs those that are not.
 
-Two ways to know the pairs:
+There are two sources of pairs:
 - `ClassPairs`: class ids. With the columns sorted by id, the columns of a row's class are one interval.
 - `MaskPairs`: boolean matrices, given or made tile by tile from multi-hot labels.
 
 No tile's shape depends on values on the device, so nothing in the engine's loop waits for it.
 
-Shapes: N rows, M columns; b rows and t columns of a tile; K slots of its table, which is of p of the rows.
+Shapes: N rows, M columns; b rows and t columns of a tile; K slots of a row in its table.
 """
 
-import bisect
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,26 +26,12 @@ from nearfar.losses.engine.vectors import cut
 if TYPE_CHECKING:
     from nearfar.losses.distributed.sharing import Spread
 
-SEVERAL = 4096  # classes that surely come in several tiles
-
 
 class TilePairs(Protocol):
     """The pairs of one tile."""
 
-    @property
-    def rows(self) -> slice | None:
-        """Which of the tile's rows the table is of; None: all."""
-        ...
-
-    @property
-    def columns(self) -> Tensor:
-        """(p, K) tile columns."""
-        ...
-
-    @property
-    def vacant(self) -> Tensor | None:
-        """(p, K) whether the slot holds no positive pair; None: all hold one."""
-        ...
+    columns: Tensor  # (b, K) tile columns
+    vacant: Tensor | None  # (b, K) whether the slot is empty; None: no slot is
 
     @property
     def nbytes(self) -> int: ...
@@ -61,22 +46,22 @@ class TilePairs(Protocol):
 class Pairs(Protocol):
     """All pairs, tile by tile, in the engine's order of rows and columns."""
 
-    row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: as they come
+    row_order: Tensor | None  # the engine's row i is the caller's row row_order[i]; None: the same order
     column_order: Tensor | None
     rows: int  # N
     columns: int  # M
-    towers: int | None  # where the second tower begins, if rows are compared across two towers of one set alone
+    towers: int | None  # where the second tower begins, if rows are compared only across two towers of one set
     complete: bool  # every row has both kinds, and there is a row
-    spread: "Spread | None"  # how rows or columns are shared out among ranks; None: all are here
+    spread: "Spread | None"  # how rows or columns are shared out among ranks; None: this process has all
 
     @property
     def positives(self) -> Tensor:
-        """(N,) how many of this kind a row has, on all ranks that share its columns."""
+        """(N,) how many positives a row has, on all ranks that share its columns."""
         ...
 
     @property
     def negatives(self) -> Tensor:
-        """(N,) the same."""
+        """(N,) how many negatives a row has, on the same ranks."""
         ...
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
@@ -94,93 +79,73 @@ class Pairs(Protocol):
 
 @dataclass
 class _ListedTile:
-    """Of class ids."""
+    """The pairs of a tile, by class. A slot lists a column of the row's class: a positive, or the row's own sample."""
 
     columns: Tensor
-    vacant: Tensor | None = None
-    own: Tensor | None = None  # (p, K) whether the slot's column is the row's own sample; None: none is
-    lists: Tensor | None = None  # (p, 1) whether the row lists any column; None: all do
-    rows: slice | None = None
+    vacant: Tensor | None
+    own: Tensor | None  # (b, K) whether the slot's column is the row's own sample; None: no slot's is
+    lists: Tensor | None  # (b, 1) whether the row lists any column; None: every row does
 
     @property
     def nbytes(self) -> int:
         return self.columns.nbytes + sum(t.nbytes for t in (self.vacant, self.own) if t is not None)
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
-        hidden, some = self.own if keep_positives else self.lists, v if self.rows is None else v[self.rows]
+        hidden = self.own if keep_positives else self.lists
         if hidden is not None:
-            some.scatter_(1, self.columns, torch.where(hidden, value, some.gather(1, self.columns)))
-        elif not keep_positives:
-            some.scatter_(1, self.columns, value)
-        return v
+            return v.scatter_(1, self.columns, torch.where(hidden, value, v.gather(1, self.columns)))
+        return v if keep_positives else v.scatter_(1, self.columns, value)
 
 
 class ClassPairs:
-    """Pairs by class: row r is positive with the sorted columns start[r] .. stop[r]-1, itself excepted.
+    """Pairs by class: row r is positive with the sorted columns start[r] .. stop[r]-1, except with itself.
 
     Args:
-        start, stop: (N,) the interval of every row among the sorted columns; None: `widths` tells how long it is.
+        start, stop: (N,) the interval of every row among the sorted columns.
         columns: M.
-        column_order: what sorts the columns, if they are not sorted as they come.
-        same: rows and columns are the same samples, sorted alike; row r's own column is r.
-        own: (N,) the rows are some of the columns' samples, sorted alike; row r's own column is own[r].
-        row_order: what sorts them.
-        widths: how many columns a row lists, at least and at most, where that is known.
-        ascending: the rows are sorted by the one column that each lists.
+        column_order: what sorts the columns, if they do not come sorted.
+        own: (N,) if the rows are samples of the columns: row r is column own[r].
+        row_order: what sorts the rows.
     """
 
     towers: int | None = None
     spread: "Spread | None" = None
-    everywhere: tuple[Tensor, Tensor] | None = None  # positives and negatives, where other ranks have more of them
 
     def __init__(
         self,
         start: Tensor,
-        stop: Tensor | None,
+        stop: Tensor,
         columns: int,
         column_order: Tensor | None = None,
-        same: bool = False,
         own: Tensor | None = None,
         row_order: Tensor | None = None,
-        widths: tuple[int, int] | None = None,
-        ascending: bool = False,
     ):
-        self.start, self._stop, self.same, self.ascending = start, stop, same, ascending
+        self.start, self.stop, self.own = start, stop, own
         self.rows, self.columns = start.shape[0], columns
-        self.column_order = column_order
-        self.row_order = column_order if same else row_order
-        self.own = torch.arange(columns, device=start.device) if same else own
-        if widths is None:
-            assert stop is not None
-            low, high = torch.aminmax(stop - start) if self.rows else (0, 0)
-            widths = int(low), int(high)
-        fewest, self.widest = widths
-        self.complete = self._itself < fewest and self.widest < columns
+        self.row_order, self.column_order = row_order, column_order
+        fewest, self.widest = (int(n) for n in torch.aminmax(stop - start)) if self.rows else (0, 0)
+        self.complete = int(own is not None) < fewest and self.widest < columns
         self.even = fewest == self.widest  # every row lists as many columns
 
     @property
-    def stop(self) -> Tensor:
-        return self.start + self.widest if self._stop is None else self._stop
-
-    @property
-    def _itself(self) -> int:
-        """How many of the columns that a row lists are its own."""
-        return int(self.own is not None)
+    def same(self) -> bool:
+        """Whether rows and columns are the same samples, sorted alike."""
+        return self.own is not None and self.rows == self.columns
 
     @functools.cached_property
     def positives(self) -> Tensor:
-        return self.stop - self.start - self._itself if self.everywhere is None else self.everywhere[0]
+        return self.stop - self.start - int(self.own is not None)
 
     @functools.cached_property
     def negatives(self) -> Tensor:
-        return self.start - self.stop + self.columns if self.everywhere is None else self.everywhere[1]
+        return self.start - self.stop + self.columns
 
     @classmethod
     def among_samples(cls, ids: Tensor) -> "ClassPairs":
         """Samples × the same samples."""
         sorted_ids, order = torch.sort(ids, stable=True)
-        start, stop = _interval(sorted_ids, sorted_ids)
-        return cls(start, stop, len(ids), order, same=True)
+        own = torch.arange(len(ids), device=ids.device)
+        return cls(*_interval(sorted_ids, sorted_ids), len(ids), order, own, order)
 
     @classmethod
     def of_part(cls, ids: Tensor, part: slice) -> "ClassPairs":
@@ -188,7 +153,7 @@ class ClassPairs:
         sorted_ids, order = torch.sort(ids, stable=True)
         own = ((order >= part.start) & (order < part.stop)).nonzero()[:, 0]
         start, stop = _interval(sorted_ids, sorted_ids[own])
-        return cls(start, stop, len(ids), order, own=own, row_order=order[own] - part.start)
+        return cls(start, stop, len(ids), order, own, order[own] - part.start)
 
     @classmethod
     def to_references(cls, ids: Tensor, reference_ids: Tensor) -> "ClassPairs":
@@ -199,14 +164,8 @@ class ClassPairs:
 
     @classmethod
     def to_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
-        """Samples × classes: one positive column each. Of many classes a tile has few of the samples' own: with the
-        samples sorted by class it looks at these alone.
-        """
-        widths = (1, 1) if ids.shape[0] else (0, 0)
-        if classes <= SEVERAL:
-            return cls(ids, None, classes, widths=widths)
-        ids, order = torch.sort(ids, stable=True)
-        return cls(ids, None, classes, row_order=order, widths=widths, ascending=True)
+        """Samples × classes: one positive column each."""
+        return cls(ids, ids + 1, classes)
 
     @classmethod
     def of_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
@@ -215,31 +174,17 @@ class ClassPairs:
         start = torch.cat([stop.new_zeros(1), stop[:-1]])
         return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
 
-    # The intervals on the host, each waited for once.
-
     @functools.cached_property
-    def _starts(self) -> list[int]:
-        starts: list[int] = self.start.tolist()
-        return starts
-
-    @functools.cached_property
-    def _stops(self) -> list[int]:
-        stops: list[int] = self.stop.tolist()
-        return stops
+    def _bounds(self) -> tuple[list[int], list[int]]:
+        """The intervals on the host, waited for once."""
+        return self.start.tolist(), self.stop.tolist()
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         whole = columns == slice(0, self.columns)
-        if self.ascending and not whole:
-            edges = columns.start, columns.stop
-            some = slice(*(bisect.bisect_left(self._starts, edge, rows.start, rows.stop) for edge in edges))
-            if some.start == some.stop:
-                return None
-            own_class = self.start[some, None] - columns.start
-            return _ListedTile(own_class, rows=slice(some.start - rows.start, some.stop - rows.start))
         if self.own is not None and not whole and rows.start < rows.stop:
-            # Sorted rows reach a contiguous range of columns, so whole tiles are known to hold no positive.
-            reach = self._starts[rows.start], self._stops[rows.stop - 1]
-            if reach[0] >= columns.stop or reach[1] <= columns.start:
+            # Sorted rows reach a contiguous range of columns, so whole tiles are known to have no positive.
+            starts, stops = self._bounds
+            if starts[rows.start] >= columns.stop or stops[rows.stop - 1] <= columns.start:
                 return None
         slots = min(self.widest, columns.stop - columns.start)
         if slots == 0:
@@ -249,7 +194,7 @@ class ClassPairs:
             first = first.clamp(columns.start, columns.stop) - columns.start
         column = first + torch.arange(slots, device=first.device) if slots > 1 else first
         vacant = lists = own = None
-        if not (whole and self.even):  # there are empty slots: they repeat the last listed column
+        if not (whole and self.even):  # some slots are empty: they repeat the last listed column
             last = self.stop[rows, None].clamp(columns.start, columns.stop) - columns.start
             vacant, lists = column >= last, first < last
             column = torch.minimum(column, last - 1).clamp_min_(0)
@@ -269,13 +214,13 @@ class ClassPairs:
 
 
 class TowerPairs(ClassPairs):
-    """Two towers of n samples each as one set of 2n rows: i and n + i belong together, and rows are compared with those
-    of the other tower alone.
+    """Two towers of n samples each as one set of 2n rows: i and n + i belong together, and rows are compared only with
+    those of the other tower.
     """
 
     def __init__(self, n: int, device: torch.device):
         partner = torch.arange(2 * n, device=device).roll(n)
-        super().__init__(partner, None, 2 * n, widths=(1, 1) if n else (0, 0))
+        super().__init__(partner, partner + 1, 2 * n)
         self.towers = n
         self.complete = n > 1
 
@@ -296,17 +241,16 @@ def _interval(sorted_ids: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _MaskedTile:
-    """Of boolean matrices."""
+    """The pairs of a tile, by boolean matrices."""
 
     columns: Tensor
-    vacant: Tensor
+    vacant: Tensor | None
     negative: Tensor  # (b, t)
     others: Tensor  # (b, t): negative or positive
-    rows: slice | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.columns.nbytes + self.vacant.nbytes + self.negative.nbytes + self.others.nbytes
+        return self.columns.nbytes + 3 * self.negative.nbytes
 
     def hide(self, v: Tensor, value: float, *, keep_positives: bool = False) -> Tensor:
         return v.masked_fill_(~(self.others if keep_positives else self.negative), value)
@@ -314,7 +258,7 @@ class _MaskedTile:
 
 def table_of(mask: Tensor, slots: int | None = None) -> tuple[Tensor, Tensor]:
     """The columns where each row of `mask` (b, t) is true, ascending, as a table (b, slots), and which of its slots are
-    filled; the others hold some column. There are as many slots as the fullest row needs, if not said.
+    filled; the others hold some column. By default there are as many slots as the fullest row needs.
     """
     b, t = mask.shape
     if slots is None:
@@ -325,7 +269,7 @@ def table_of(mask: Tensor, slots: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def over_all_rows(pairs: Pairs, part: Tensor) -> Tensor:
-    """A sum over the rows here, over the rows of all ranks."""
+    """A sum over this process's rows, added up over the rows of all ranks."""
     spread = pairs.spread
     return part if spread is None or spread.over == "columns" else spread.ranks.sum(part)
 

@@ -14,17 +14,19 @@ BUDGET = 104 * 10**6  # bytes of similarities that may be kept: 256 rows of 100,
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where work is cut. The results do not depend on it; docs/engine.md says how the numbers were chosen.
+    """Where work is cut. Results do not depend on it; section 5 of docs/engine.md says how the numbers were chosen.
 
     Args:
-        tile: about how many similarities a tile has: they stay in the cache through all the passes over them, and a
-            product of so many runs at full speed.
-        widest: columns of a tile at most.
-        square: side of a tile of samples × samples; columns of one that is high, or of every plane of several.
-        fewest_rows: of a strip whose tiles are computed again because the budget does not keep them; products of fewer
-            run visibly below full speed (1.1 x the time at 128 rows, 1.25 x at 64, 1.5 x at 32).
-        whole: elements of vectors up to which they are prepared at once, and not block by block.
-        turned: elements of gradients of vectors that are turned into those by the caller's at a time.
+        tile: similarities of a tile, about: they stay in the cache through all passes over them, and the product of a
+            tile this large runs at full speed.
+        widest: columns of a tile, at most.
+        square: side of a tile of samples × samples; columns of a tile with many rows, or with several planes.
+        fewest_rows: of a strip whose tiles are computed again because the budget does not keep them. Products of fewer
+            rows run visibly below full speed.
+        whole: elements of the vectors of one side, up to which they are prepared together instead of block by block.
+        turned: elements of a gradient that go through the norms together.
+        reused: bytes of a gradient from which on its memory is kept for the next step.
+        temporaries: matrices of a strip's size that a strip function may keep.
     """
 
     tile: int = 2**20
@@ -33,6 +35,8 @@ class Sizes:
     fewest_rows: int = 256
     whole: int = 2**22
     turned: int = 2**18
+    reused: int = 2**24
+    temporaries: int = 12
 
 
 SIZES = Sizes()
@@ -45,12 +49,12 @@ class Plan(NamedTuple):
         spec: the loss.
         pairs: which pairs are positive and negative.
         spare: memory for a large gradient, from step to step.
-        row_weight: (N,) of the rows in the mean or sum, in the caller's order; None is all 1.
-        column_weight: (M,) of the columns' exponentials, positive, in the caller's order; None is all 1.
+        row_weight: (N,) weights of the rows in the mean or sum, in the caller's order; None: all are 1.
+        column_weight: (M,) weights of the columns' exponentials, positive, in the caller's order; None: all are 1.
         reduction: "mean", "sum" or "none".
-        budget: how many bytes of similarities may be kept.
+        budget: bytes of similarities that may be kept.
         sizes: of the blocks.
-        row_parameters: how many of the parameters are numbers of the rows; the rest are of the columns.
+        row_parameters: how many of the parameters are numbers of the rows; the others are numbers of the columns.
     """
 
     spec: LossSpec | StripSpec

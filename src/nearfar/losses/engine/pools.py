@@ -1,9 +1,10 @@
 """Pools: the similarity to a class that has K vectors, made of the similarities to each.
 
-Planes come first: `s` (K, b, t) are the similarities of b rows to the k-th vectors of t classes, so that every step is
-one over whole planes. `value` gives the classes' similarities (b, t), plainly. The engine has them from `gather`, with
-the *shares* of the vectors in them: all that `expand` needs to turn the gradient by them into that by `s`.
-`penalty` is a term of the class vectors only, which some losses add, with its gradient.
+Planes come first: `s` (K, b, t) holds the similarities of b rows to the k-th vectors of t classes, so that every step
+works on whole planes. `value` returns the classes' similarities (b, t) by plain autograd. The engine takes them from
+`gather`, together with the *shares* of the vectors: all that `expand` needs to turn the gradient by the classes'
+similarities into the gradient by `s`. `penalty` is a term of the class vectors only, with its gradient, which some
+losses add.
 """
 
 from collections.abc import Iterator
@@ -27,19 +28,19 @@ class Pool(Protocol):
         ...
 
     def room(self, pairs: int) -> int:
-        """How many similarities take as much memory as the shares of so many pairs."""
+        """The number of similarities that take as much memory as the shares of this many pairs."""
         ...
 
     def gather(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        """The value and the shares; `s` may be used up for them."""
+        """The value and the shares. The memory of `s` may be used for them."""
         ...
 
     def expand(self, g: Tensor, shares: Tensor) -> Iterator[Tensor]:
-        """The gradient by `s`, plane by plane; the shares may be used up."""
+        """The gradient by `s`, plane by plane. The memory of the shares may be used for it."""
         ...
 
     def penalty(self, units: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of the normalised vectors (t, K, D) of some classes: the term's sum over them, and its gradient."""
+        """The sum of the term over classes with these normalised vectors (t, K, D), and its gradient; None: no term."""
         ...
 
 
@@ -50,9 +51,9 @@ def relaxed_similarity(s: Tensor, gamma: float, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Nearest:
-    """max_k s_k, of equal ones the first. The shares (b, t) say which k it is.
+    """max_k s_k, the first of equal ones. The shares (b, t) are the k of each.
 
-    Comparisons are written as numbers: passes that make or read booleans take several times as long.
+    Comparisons give numbers: passes that make or read booleans take several times as long.
     """
 
     size: int
@@ -122,5 +123,5 @@ class Relaxed:
         cosines = units @ units.transpose(1, 2)
         apart = (2 - 2 * cosines).clamp_min_(0).add_(1e-5).sqrt_()
         others = 1 - torch.eye(self.size, dtype=units.dtype, device=units.device)
-        # Every pair is there twice; d apart / d cosine = -1 / apart, of which each end has its part.
+        # The matrix has every pair twice; d apart / d cosine = -1 / apart, and each end has its part of it.
         return self.share / 2 * (apart * others).sum(), (others / apart).mul_(-self.share) @ units

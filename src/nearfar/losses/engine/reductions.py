@@ -2,12 +2,12 @@
 
     tile      the state of the rows of one tile, and the shares: the derivatives of the tile's value by the terms
     merge     the state of two tiles together; tiles of any order, and of any rank (`over_ranks`), can be merged
-    value     what the state says
-    factor    what turns a tile's shares into the derivatives of the whole, one number a row
+    value     the number that the state stands for
+    factor    what turns a tile's shares into the derivatives of the row's value, one number a row
 
 So a tile can be turned into its gradient, but for one number a row, before the row is complete. A row with one tile is
-the case in which the tile's state is the whole state, and the factor is 1. `fill` is the term of what is no pair. It is
-finite where infinity is meant, so that a row without pairs makes no NaN; such a row has no value, and `empty` knows it.
+the case in which the tile's state is the row's, and the factor is 1. `fill` is the term where there is no pair. It is
+finite where infinity is meant, so that a row without pairs makes no NaN; the value of such a row means nothing.
 
 Shapes: b rows and t columns of a tile.
 """
@@ -28,33 +28,32 @@ class Reduction(Protocol):
     fill: float
 
     def none(self, like: Tensor) -> State:
-        """The state of rows `like` (b,) that have no terms yet."""
+        """The state of rows that have no terms yet, shaped `like` (b,)."""
         ...
 
-    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
-        """The state and the shares of the terms `v` (b, t), which are used up; None: all shares are 1.
+    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor]:
+        """The state and the shares of the terms `v` (b, t), whose memory may be used. Where there is no pair, shares
+        mean nothing.
 
         Args:
-            columns: where the terms are: (b, t) columns, or the first of consecutive ones.
+            columns: of the terms: (b, t) columns, or the first of consecutive ones.
         """
         ...
 
-    def merge(self, a: State, b: State) -> State: ...
+    def merge(self, a: State, b: State) -> State:
+        """The state of the terms of both."""
+        ...
 
     def over_ranks(self, state: State, ranks: Any) -> State:
-        """The state of the pairs that all ranks have."""
+        """The state of the terms of all ranks."""
         ...
 
     def value(self, state: State, count: Tensor) -> Tensor:
-        """Of (b,) `count` terms."""
+        """The value (b,) of rows that have `count` (b,) terms."""
         ...
 
     def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
-        """(b,); None is 1."""
-        ...
-
-    def empty(self, state: State) -> Tensor | None:
-        """(b,) which rows have no terms; None: the state does not tell, the count does."""
+        """What the shares (b, t) of a tile with the state `tile` are multiplied by, (b,); None: by 1."""
         ...
 
 
@@ -75,7 +74,7 @@ class LogSumExp:
     def none(self, like: Tensor) -> State:
         return torch.full_like(like, NO_PAIR), torch.zeros_like(like)
 
-    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
+    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor]:
         top, shares = v.amax(1), softmax_(v)
         return (top, shares.amax(1).reciprocal_()), shares  # the largest share is 1 / sum exp(v - top)
 
@@ -93,9 +92,6 @@ class LogSumExp:
     def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
         return None if tile is state else (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
 
-    def empty(self, state: State) -> Tensor | None:
-        return state[0] < NO_PAIR / 2
-
 
 class Sum:
     """sum v."""
@@ -105,8 +101,8 @@ class Sum:
     def none(self, like: Tensor) -> State:
         return (torch.zeros_like(like),)
 
-    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
-        return (v.sum(1),), None
+    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor]:
+        return (v.sum(1),), torch.ones_like(v)
 
     def merge(self, a: State, b: State) -> State:
         return tuple(x + y for x, y in zip(a, b, strict=True))
@@ -118,9 +114,6 @@ class Sum:
         return state[0]
 
     def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
-        return None
-
-    def empty(self, state: State) -> Tensor | None:
         return None
 
 
@@ -142,7 +135,7 @@ class Max:
     def none(self, like: Tensor) -> State:
         return torch.full_like(like, NO_PAIR), torch.zeros_like(like, dtype=torch.long)
 
-    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
+    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor]:
         top, at = v.max(1, keepdim=True)
         column = columns.gather(1, at) if isinstance(columns, Tensor) else at + columns
         return (top[:, 0], column[:, 0]), v.zero_().scatter_(1, at, 1.0)
@@ -163,9 +156,6 @@ class Max:
     def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
         return None if tile is state else (tile[1] == state[1]).to(state[0].dtype)
 
-    def empty(self, state: State) -> Tensor | None:
-        return state[0] < NO_PAIR / 2
-
 
 class Negated:
     """-A { -v }, of log-sum-exp the smooth minimum, of the maximum the minimum."""
@@ -173,9 +163,9 @@ class Negated:
     def __init__(self, reduction: LogSumExp | Max):
         self.of, self.fill = reduction, -reduction.fill
         self.merge, self.over_ranks, self.factor = reduction.merge, reduction.over_ranks, reduction.factor
-        self.none, self.empty = reduction.none, reduction.empty
+        self.none = reduction.none
 
-    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor | None]:
+    def tile(self, v: Tensor, columns: Tensor | int) -> tuple[State, Tensor]:
         return self.of.tile(v.neg_(), columns)
 
     def value(self, state: State, count: Tensor) -> Tensor:
@@ -198,36 +188,32 @@ class Statistic:
     """A reduction's state of all rows of a group, merged as their tiles come.
 
     Args:
-        rows: how many rows the group has.
-        single: there is one tile, of all rows.
+        rows: the number of rows of the group.
+        one_tile: the group has one tile, whose state is the whole.
     """
 
-    def __init__(self, reduction: Reduction, rows: int, like: Tensor, single: bool):
-        self.reduction, self.rows, self.like, self.single = reduction, rows, like, single
-        self.state: State = ()
+    def __init__(self, reduction: Reduction, rows: int, like: Tensor, one_tile: bool):
+        self.reduction, self.one_tile = reduction, one_tile
+        self.state = reduction.none(like.new_empty(rows))
 
     def add(self, rows: slice, tile: State) -> None:
         """Merge the state of a tile of these rows."""
-        if not self.state:
-            if self.single:
-                self.state = tile
-                return
-            self.complete()
+        if self.one_tile:
+            self.state = tile
+            return
         merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
         for whole, part in zip(self.state, merged, strict=True):
             whole[rows] = part
 
-    def complete(self) -> State:
-        """The state, also of rows that no tile has anything of."""
-        if not self.state:
-            self.state = self.reduction.none(self.like.new_empty(self.rows))
-        return self.state
-
     def over_ranks(self, ranks: Any) -> None:
         """Merge the states of all ranks, each of which has other columns."""
-        self.state = self.reduction.over_ranks(self.complete(), ranks)
+        self.state = self.reduction.over_ranks(self.state, ranks)
+
+    def value(self, count: Tensor) -> Tensor:
+        """The values (n,) of rows that have `count` (n,) terms."""
+        return self.reduction.value(self.state, count)
 
     def factor(self, rows: slice, tile: State, count: Tensor) -> Tensor | None:
-        """What the shares of a tile of these rows are multiplied by."""
+        """What the shares of a tile of these rows are multiplied by, (b,); None: by 1."""
         state = self.state if tile is self.state else tuple(part[rows] for part in self.state)
         return self.reduction.factor(tile, state, count[rows])

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class RowWeights:
-    """
+    """The weights of the rows in a mean, a sum, or a backward pass.
+
     Attributes, all in the engine's order:
-        counted: (N,) whether the row's loss counts; it is zero otherwise. None if all do.
-        positive_side: (N,) the factor k_p of the positive term of a split loss; None is 1.
-        pull: (N,) d result / d l_r: what the mean or sum gives a row, or the upstream gradient of reduction "none".
+        counted: (N,) whether the row's loss counts; it is zero otherwise. None: every row's does.
+        positive_side: (N,) the factor k_p of the positive term of a split loss; None: it is 1.
+        pull: (N,) d result / d l_r: the row's weight in the mean or sum, or the upstream gradient of reduction "none".
     """
 
     def __init__(self, plan: "Plan", like: Tensor, upstream: Tensor | None = None):
@@ -55,7 +56,7 @@ class RowWeights:
 
     @functools.cached_property
     def factor(self) -> Tensor:
-        """(N,) what the rows' losses are multiplied by before they are averaged or added."""
+        """(N,) the factors of the rows' losses, before they are averaged or added."""
         return self.weight if self._scale == 1 else self.weight * self._scale
 
     @functools.cached_property
@@ -64,8 +65,8 @@ class RowWeights:
         return self._like.new_ones(self._n) if self._given is None else self._given
 
     def over_active(self, active: Tensor) -> Tensor:
-        """Of (N,) how many terms of the rows are active: the sum of the weights / the weighted number of these terms,
-        which makes the mean over rows one over terms; 0 if none is.
+        """The factor that makes the mean over rows a mean over active terms: the sum of the weights divided by the
+        weighted number of these terms, of which the rows have `active` (N,); 0 if there are none.
         """
         active = active.to(self._like.dtype)
         sums = torch.stack([self.weight.sum(), torch.dot(self.weight, active)])
@@ -74,8 +75,13 @@ class RowWeights:
 
     @property
     def of_columns(self) -> Tensor:
-        """What a term of the columns by themselves counts: once in the mean, and in the sum once for every row."""
-        return self.pull.new_ones(()) if self._reduction == "mean" else self.pull.sum() / self._scale
+        """The weight of a term of the columns only: 1 in the mean, of which ranks that share rows out have equal parts,
+        and the number of rows in the sum.
+        """
+        if self._reduction != "mean":
+            return self.pull.sum() / self._scale
+        spread = self._pairs.spread
+        return self.pull.new_tensor(1.0 if spread is None or spread.over == "columns" else 1 / spread.ranks.size)
 
 
 def only(counted: Tensor | None, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@
 and the loss is an average of l_r over rows. A set without pairs adds nothing: it leaves a joint loss, one of each
 positive and one of negatives zero, and of a split loss the other side.
 
-Every executor computes a spec alike, or `check` refuses it. (Specs are named tuples: one is made every step, and a
+Every executor computes a spec alike, or `check` refuses it. (Specs are named tuples, since one is made every step and a
 frozen dataclass takes six times as long.)
 """
 
@@ -31,23 +31,23 @@ class LossSpec(NamedTuple):
 
     Args:
         positive, negative: the maps f_p and f_n. f_p may take numbers of the row and of the column, f_n of the row.
-        gather: A_p and A_n. "max" keeps the largest term, that of the hardest pair, the first of equal ones; "min" the
-            smallest, and "softmin" its smooth form, −log Σ exp(−u). Combining each positive leaves A_p out.
+        gather: A_p and A_n. "max" is the largest term, that of the hardest pair, and the first of equal ones; "min" is
+            the smallest, and "softmin" its smooth form, −log Σ exp(−u). combine="each" has no A_p.
         combine: "joint", "split", "each" or "negatives", see above.
         act: log(1 + e^x), max(x, 0) or x.
         side_scale: a and b of a split loss.
-        scale: a factor of all l_r.
-        others: A_n runs over the positives too (SupCon's denominator).
+        scale: a factor of every l_r.
+        others: whether A_n runs over the positives too (SupCon's denominator).
         mining: keep negatives with s > min s_p - mining and positives with s < max s_n + mining (Multi-Similarity);
-            None keeps all. Which rows an average is over does not depend on it.
+            None keeps all. The rows that an average is over do not depend on it.
         average: what the mean is over: the rows that have "both" a positive and a negative; the rows that have a
-            "positive"; those with both, counted once per positive ("pairs"); "all" rows; all rows, the positive terms
-            over those that have one ("sides", Proxy-Anchor); or the pairs whose term is not zero, positives and
-            negatives apart ("active").
-        anchors: whether the rows are the "samples" or the class "proxies"; the columns are what is left.
-        normalize: whether rows and columns are divided by their norms, so that s is a cosine; else the norm stays.
-        pool: where K columns, one after the other, stand for a class: how their similarities become one.
-        smoothing: of the labels of a joint loss of log-sum-exps: so much of the target's probability is shared by all
+            "positive"; the rows that have both, counted once per positive ("pairs"); "all" rows; all rows, but the
+            positive terms over the rows that have one ("sides", Proxy-Anchor); or the pairs whose term is not zero,
+            positives and negatives apart ("active").
+        anchors: whether the rows are the "samples" or the class "proxies"; the columns are the other of the two.
+        normalize: whether rows and columns are divided by their norms; if both are, s is a cosine.
+        pool: where K consecutive columns stand for a class, how their similarities become one.
+        smoothing: of the labels of a joint loss of log-sum-exps: this part of the target's probability is shared by all
             columns. With K positives and L negatives it adds
             -smoothing (Σ u (1/K - 1/(K + L)) + Σ v / (K + L)).
     """
@@ -69,7 +69,7 @@ class LossSpec(NamedTuple):
 
 
 def over_negatives(negative: Map, act: Act, normalize: tuple[bool, bool] = (True, True)) -> LossSpec:
-    """l_r = act(log Σ_n exp f_n(s_n)), of a row's negatives only, for losses that put more than rows together."""
+    """l_r = act(log Σ_n exp f_n(s_n)) over a row's negatives, for losses that combine several rows."""
     return LossSpec(Linear(), negative, combine="negatives", act=act, average="all", normalize=normalize)
 
 
@@ -77,16 +77,17 @@ class StripSpec(NamedTuple):
     """A row-local loss outside the formula: a differentiable function of a strip of similarities.
 
     Args:
-        function: `function(s, positive, negative, *parameters)` gives the losses (b,) of b rows, from their
+        function: `function(s, positive, negative, *parameters)` returns the losses (b,) of b rows, from their
             similarities (b, M) to all columns and the boolean masks of their pairs. It must treat every row by itself.
             Parameters have an entry a row (b,). Where the rows are proxies, the log weights (M,) of the samples follow.
-            For average "sides" it gives (positive terms, negative terms), for "active" (sums, numbers of active terms).
-        closed: the function gives, last, a list of the slopes: of the sum of its losses by the similarities (b, M), and
-            of each loss by each parameter (b,); or None, if it knows that all are zero. Nothing of it is
-            differentiated then.
+            For average "sides" it returns (positive terms, negative terms), for "active" (sums, numbers of active
+            terms).
+        closed: the function returns, as its last value, a list of slopes: of the sum of its losses by the similarities
+            (b, M), and of each loss by each parameter (b,); or None if it knows that all are zero. Autograd then does
+            nothing.
         average, anchors, normalize: as in `LossSpec`.
-        vectors_per_class: K vectors stand for every class, one after the other: the masks have one row or column a
-            class where `s` has K.
+        vectors_per_class: K consecutive vectors stand for every class: the masks have one row or column a class where
+            `s` has K.
     """
 
     function: Callable[..., Any]
@@ -98,26 +99,22 @@ class StripSpec(NamedTuple):
 
 
 CHOICES = {"combine": Combine, "act": Act, "average": Average, "anchors": Anchors}
-_checked: set[Any] = set()  # of the settings that decide
 
 
 def check(spec: LossSpec, rows: int = 0, columns: int = 0) -> None:
-    """Refuse, once for each distinct setting, what has no meaning; with so many numbers of the rows and columns."""
-    maps = spec.positive, spec.negative
-    numbers = tuple(tuple(placeholders(side).items()) for side in maps)
-    kinds = tuple(type(side.inner if isinstance(side, Hinge) else side) for side in maps)
-    unscaled, mined, pooled = spec.side_scale == (1.0, 1.0), spec.mining is not None, spec.pool is not None
-    words = spec.gather, spec.combine, spec.act, spec.average, spec.anchors
-    key = (words, unscaled, spec.others, mined, pooled, spec.smoothing, numbers, kinds, rows, columns)
-    if key in _checked:
-        return
+    """Refuse a spec without meaning; the loss is evaluated with this many numbers of the rows and of the columns."""
     for reason in refusals(spec, rows, columns):
         raise InputError(f"LossSpec: {reason}")
-    _checked.add(key)
+
+
+def innermost(function: Map) -> Map:
+    """The map itself, or what a hinge is put on."""
+    return function.inner if isinstance(function, Hinge) else function
 
 
 def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
-    """Why this spec has no meaning."""
+    """The reasons why this spec has no meaning, each with what there is instead."""
+    both = spec.positive, spec.negative
     wrong = [
         f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {getattr(spec, name)!r}"
         for name, kind in CHOICES.items()
@@ -133,28 +130,34 @@ def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
     elif spec.average == "active" and (spec.gather != ("sum", "sum") or spec.act != "identity"):
         wrong.append('average="active" is over single terms: it needs gather=("sum", "sum") and act="identity"')
     if spec.side_scale != (1.0, 1.0) and spec.combine != "split":
-        wrong.append('side_scale multiplies the sides of combine="split": take scale for one factor of all')
-    if spec.smoothing and (spec.combine != "joint" or spec.gather != ("lse", "lse") or spec.others):
-        wrong.append('smoothing is of combine="joint", gather=("lse", "lse") and others=False')
-    if spec.smoothing and spec.mining is not None:
-        wrong.append("smoothing shares probability with all columns, of which mining leaves some out: take one of them")
+        wrong.append('side_scale multiplies the sides of combine="split": take scale for one factor of the whole loss')
     if not 0 <= spec.smoothing < 1:
         wrong.append(f"smoothing must be at least 0 and below 1, not {spec.smoothing}")
+    if spec.smoothing and (spec.combine != "joint" or spec.gather != ("lse", "lse") or spec.others):
+        wrong.append(
+            'smoothing is that of a cross-entropy: it needs combine="joint", gather=("lse", "lse") and others=False'
+        )
+    if spec.smoothing and spec.mining is not None:
+        wrong.append("smoothing shares probability among all columns, and mining leaves some out: choose one of them")
+    if spec.smoothing and not isinstance(spec.negative, Linear):
+        wrong.append("smoothing needs logits that are linear in the similarities: take Linear as the negative map")
     if any(isinstance(number, Column) for number in placeholders(spec.negative).values()):
-        wrong.append("the negative map takes numbers of rows only: a number of the columns goes into their vectors")
-    if any(isinstance(side, Hinge) and placeholders(side.inner) for side in (spec.positive, spec.negative)):
-        wrong.append("the map within a Hinge takes constants only")
-    for side in (spec.positive, spec.negative):
-        for name, number in placeholders(side).items():
-            given = rows if isinstance(number, Row) else columns
+        wrong.append("the negative map takes numbers of rows only: multiply a number of the columns into their vectors")
+    if any(isinstance(function, Hinge) and placeholders(function.inner) for function in both):
+        wrong.append("the map within a Hinge takes constants only: write a map with its own slopes")
+    for function in both:
+        for name, number in placeholders(function).items():
+            kind, given = ("row", rows) if isinstance(number, Row) else ("column", columns)
             if number.index >= given:
                 wrong.append(
-                    f"{type(side).__name__}.{name} is {number}, but the loss is evaluated with {given} such numbers"
+                    f"{type(function).__name__}.{name} is number {number.index} of the {kind}, but the loss is "
+                    f"evaluated with {given} of them: return it from {kind}_parameters"
                 )
-    if spec.smoothing and not isinstance(spec.negative, Linear):
-        wrong.append("smoothing needs logits that are linear in the similarities: a Linear negative map")
+    angular = [type(function).__name__ for function in map(innermost, both) if function.of_cosines]
+    if angular and spec.normalize != (True, True):
+        wrong.append(f"{angular[0]} is a function of the cosine: it needs normalize=(True, True)")
     if spec.pool is not None and not spec.normalize[1]:
-        wrong.append("a pool is of cosines: it needs normalize=(..., True)")
+        wrong.append("a pool compares cosines: it needs normalize=(..., True)")
     if spec.pool is not None and spec.anchors == "proxies":
-        wrong.append('a pool is of columns: with anchors="proxies" write a StripSpec')
+        wrong.append('a pool is over columns, which anchors="proxies" makes rows: write a StripSpec')
     return wrong

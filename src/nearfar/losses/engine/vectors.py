@@ -1,9 +1,9 @@
-"""One side's vectors as the products need them: in the engine's order and precision, divided by their norms if the loss
-says so.
+"""Rows or columns as the products need them: in the engine's order and precision, and divided by their norms if the
+loss compares cosines.
 
-A large matrix of class weights is never copied nor normalised: its products are scaled instead (`fold`), and so is what
-its gradient is a product of; a small one of columns, too, where that is less work. Where vectors are normalised, a
-zero vector stays zero, and so does its gradient.
+A large matrix of class weights is never copied or normalised. Instead its products are scaled (`fold`), and so is the
+tile that its gradient is a product of; the same is done for few rows, where it is less work. Where vectors are
+normalised, a zero vector stays zero, and so does its gradient.
 """
 
 import math
@@ -20,7 +20,7 @@ def blocks(n: int, size: int) -> Sequence[slice]:
 
 
 def cut(values: Tensor, part: slice) -> Tensor:
-    """values[part], without an operation where that is all of them."""
+    """values[part]; the values themselves, without an operation, where the part is the whole."""
     return values if part == slice(0, values.shape[0]) else values[part]
 
 
@@ -35,18 +35,18 @@ def restored(values: Tensor, order: Tensor | None) -> Tensor:
 
 
 def at_least_float32(rows: Tensor, columns: Tensor | None = None) -> torch.dtype:
-    """What their similarities are computed in."""
+    """The type that their similarities are computed in."""
     dtype = rows.dtype if columns is None else torch.promote_types(rows.dtype, columns.dtype)
     return torch.promote_types(dtype, torch.float32)
 
 
 def wide(vectors: Tensor) -> Tensor:
-    """At least in float32."""
+    """The vectors, at least in float32."""
     return vectors.to(at_least_float32(vectors))
 
 
 def norms(vectors: Tensor) -> Tensor:
-    """Norms (n,) at least in float32, differentiable: the slope of a zero vector's is zero."""
+    """Norms (n,), at least in float32, differentiable; the norm of a zero vector has the slope zero."""
     vectors = wide(vectors)
     return torch.where((vectors != 0).any(1), torch.linalg.vector_norm(vectors, dim=1), 0)
 
@@ -60,19 +60,20 @@ def unit(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
 
 
 def _divisor(norms: Tensor) -> Tensor:
-    """The norm, and infinity for vectors that have none: what is divided by that is zero."""
+    """The norms, with infinity in place of zero, so that the quotient of a zero vector is zero."""
     return torch.threshold(norms, 0.0, math.inf)
 
 
 class Vectors:
-    """
+    """Rows or columns, prepared by blocks.
+
     Args:
         raw: (n, D), the caller's tensor.
-        order: row i here is the caller's row order[i]; None keeps the order.
+        order: vector i is the caller's vector order[i]; None: the same order.
         normalize: divide by the norms.
         dtype: of all arithmetic.
-        whole: up to this many elements the prepared copy is made once.
-        others: how many vectors each is compared with. Of few, scaling their products is less work than scaling them.
+        whole: the number of elements up to which all vectors are prepared at once.
+        others: the number of vectors that each is compared with. If there are few, scaling the products is less work.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Vectors:
         small = n * dimension <= whole
         self._folded = normalize and (not small or others < dimension)
         self._inverse = raw.new_empty(n, 1, dtype=dtype)  # of the norms
-        self._known = 0  # so many vectors have theirs: each is found when the vector is first asked for
+        self._known = 0  # the first vectors have their inverse norms: each is computed when a block first needs it
         self._whole: Tensor | None = None
         if small:
             self._whole = ordered(raw, order).to(dtype)
@@ -101,27 +102,27 @@ class Vectors:
         return raw.to(self.dtype)
 
     def block(self, part: slice) -> Tensor:
-        """The vectors of a range of rows, (b, D): prepared, or as they are if `fold` tells what is missing."""
+        """A range of the vectors, (b, D): prepared, or lacking the factor that `fold` returns."""
         return self._fetch(part) if self._whole is None else cut(self._whole, part)
 
     def take(self, index: Tensor) -> Tensor:
-        """What `block` has of the vectors listed, (b, D)."""
+        """The vectors listed, (b, D), as `block` returns them."""
         if self._whole is not None:
             return self._whole[index]
         return self.raw[index if self.order is None else self.order[index]].to(self.dtype)
 
     def fold(self, part: slice) -> Tensor | None:
-        """(b, 1) what each of these vectors is still to be multiplied by, wherever it takes part in a product; its
-        gradient is, too.
+        """The factor (b, 1) that each of these vectors still lacks: a product with it is multiplied by the factor, and
+        so is its gradient. None: none is missing.
         """
         return self._inverse_norms(part) if self._folded else None
 
     def fold_of(self, index: Tensor) -> Tensor | None:
-        """The same, of the vectors listed."""
+        """The factors (b, 1) of the vectors listed."""
         return self._inverse_norms(slice(0, self.shape[0]))[index] if self._folded else None
 
     def _inverse_norms(self, part: slice) -> Tensor:
-        # In step with the products, so that a vector is fetched from memory once for both.
+        # In step with the products, so that a vector is fetched from memory once for its norm and its product.
         if part.stop > self._known:
             new = slice(self._known, part.stop)
             norm = torch.linalg.vector_norm(self.block(new), dim=1, keepdim=True)
@@ -130,26 +131,22 @@ class Vectors:
         return cut(self._inverse, part)
 
     def units(self, part: slice) -> Tensor:
-        """The vectors of a range of rows, divided by their norms whatever the loss compares."""
+        """A range of the vectors, always divided by their norms."""
         vectors = self.block(part)
         return vectors if self.normalize and not self._folded else vectors * self._inverse_norms(part)
 
-    def to_raw(self, part: slice, grad: Tensor, together: int) -> None:
-        """Turn the gradient by a range of prepared vectors (b, D), which `fold` has scaled, in place, into that by the
-        caller's: from g it leaves the part along the unit vector out, and divides by the norm. `together`: how many
-        elements at a time, so that they stay in the cache.
+    def to_raw(self, grad: Tensor, together: int) -> Tensor:
+        """The gradient by the caller's tensor, from the gradient g (n, D) by the prepared vectors, multiplied by
+        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up.
+
+        Args:
+            together: the number of elements that are turned at a time, so that they stay in the cache.
         """
-        if not self.normalize:
-            return
-        for inner in blocks(grad.shape[0], together // max(1, grad.shape[1])):
-            outer = slice(part.start + inner.start, part.start + inner.stop)
-            g, vectors, inverse = cut(grad, inner), self.block(outer), self._inverse_norms(outer)
+        for part in blocks(self.shape[0], together // max(1, self.shape[1])) if self.normalize else ():
+            g, vectors, inverse = cut(grad, part), self.block(part), self._inverse_norms(part)
             along = (g * vectors).sum(1, keepdim=True)
             if self._folded:
                 g.addcmul_(vectors, along.mul_(inverse).mul_(inverse), value=-1)
             else:
                 g.addcmul_(vectors, along, value=-1).mul_(inverse)
-
-    def restored(self, grad: Tensor) -> Tensor:
-        """The gradient in the caller's order and precision."""
         return restored(grad, self.order).to(self.raw.dtype)
