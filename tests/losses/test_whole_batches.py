@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nearfar import losses
+from nearfar.errors import InputError
 from tests.losses.settings import unit
 from tests.reference.proxy import center_update
 from tests.reference.test_reference import samples
@@ -45,6 +46,41 @@ def test_lifted_structure_of_vectors_as_they_are() -> None:
     value = loss(x, torch.tensor(labels))
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(expected, x))
+
+
+@pytest.mark.parametrize("budget", [10**8, 0], ids=["one-tile", "tiles"])
+def test_distances_of_vectors_as_they_are(budget: int) -> None:
+    """Every loss of distances, against the same loss of the distances that torch computes."""
+    x = (3 * torch.randn(9, 4, dtype=torch.float64)).requires_grad_()
+    labels = torch.tensor([0, 1, 0, 2, 1, 0, 2, 1, 2])
+    d, same = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"), labels[:, None] == labels
+    positive, negative = same & ~torch.eye(9, dtype=torch.bool), ~same
+    hardest = torch.where(positive, d, -torch.inf).amax(1) - torch.where(negative, d, torch.inf).amin(1)
+    every = torch.stack([d[i, j] - d[i, k] for i in range(9) for j in range(9) for k in range(9)
+                         if positive[i, j] and negative[i, k]])  # fmt: skip
+    pulled, pushed = d[positive], torch.relu(4 - d[negative])
+    attraction = torch.where(positive, d, -torch.inf).logsumexp(1)
+    repulsion = torch.where(negative, 1 - d, -torch.inf).logsumexp(1)
+    options = {"normalize": False, "memory_budget": budget}
+
+    def active(terms: torch.Tensor) -> torch.Tensor:
+        return terms.sum() / (terms > 0).sum()
+
+    cases = {
+        losses.TripletMarginLoss(0.5, **options): torch.relu(hardest + 0.5).mean(),
+        losses.TripletMarginLoss(0.5, mining="all", **options): active(torch.relu(every + 0.5)),
+        losses.TripletMarginLoss(0.5, mining="all", smooth_loss=True, **options): (every + 0.5).exp().log1p().mean(),
+        losses.ContrastiveLoss(0.0, 4.0, power=1, **options): active(pulled) + active(pushed),
+        losses.GeneralizedLiftedStructureLoss(1.0, 0.0, **options): torch.relu(attraction + repulsion).mean(),
+    }
+    for loss, expected in cases.items():
+        assert loss.free_norm
+        value = loss(x, labels)
+        torch.testing.assert_close(value, expected, msg=str(loss))
+        gradient, reference = (torch.autograd.grad(v, x, retain_graph=True)[0] for v in (value, expected))
+        torch.testing.assert_close(gradient, reference, msg=str(loss))
+    with pytest.raises(InputError, match="needs normalize=True"):
+        losses.ContrastiveLoss(distance="cosine", normalize=False)
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "AngularLoss", "DynamicSoftMarginLoss"])

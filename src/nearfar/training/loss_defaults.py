@@ -67,6 +67,7 @@ EXCEPTIONS: dict[str, dict[Start | Literal["any"], Mapping[str, Any]]] = {
     "ContrastiveLoss": {
         "any": {"arguments": {"power": 1}, "why": "squares of small distances hardly push the nearest negatives away"}
     },
+    "GeneralizedLiftedStructureLoss": {"any": ANY_NORM},
     "LiftedStructureLoss": {"any": ANY_NORM, "scratch": {"batch_size": 64}},
     "NPairsLoss": {
         "scratch": {

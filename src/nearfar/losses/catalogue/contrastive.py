@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import Distance, Hinge, Linear, Map
+from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
+from nearfar.losses.engine.maps import Hinge, Linear, Map
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit, wide
@@ -15,8 +16,6 @@ from nearfar.losses.inputs import Batch, class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive
-
-DistanceKind = Literal["l2", "squared_l2", "cosine"]
 
 
 def _over_active_pairs(positive: Map, negative: Map, **settings: Any) -> LossSpec:
@@ -26,17 +25,18 @@ def _over_active_pairs(positive: Map, negative: Map, **settings: Any) -> LossSpe
 
 
 @register("pair", "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero")
-class ContrastiveLoss(Loss):
+class ContrastiveLoss(DistanceLoss):
     """Contrastive loss: positives nearer than one margin, negatives further than another.
 
         L = mean_p [d - pos_margin]_+ ^ power + mean_n [neg_margin - d]_+ ^ power
 
-    each mean over the pairs whose term is not zero. d is a distance of normalised vectors.
+    each mean over the pairs whose term is not zero.
 
     Args:
         pos_margin, neg_margin: in the distance's unit.
         power: 2 as in the paper; 1 gives unsquared hinges, as pytorch-metric-learning has them.
         distance: "l2", "squared_l2" or "cosine" (1 - s).
+        normalize: compare normalised vectors; False compares them as they are.
 
     References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR
     2006, Eq. 4.
@@ -51,8 +51,9 @@ class ContrastiveLoss(Loss):
 
     def spec(self) -> LossSpec:
         return _over_active_pairs(
-            Hinge(Distance(self.distance, 1, -self.pos_margin), self.power),
-            Hinge(Distance(self.distance, -1, self.neg_margin), self.power),
+            Hinge(self.distance_map(self.distance, 1, -self.pos_margin), self.power),
+            Hinge(self.distance_map(self.distance, -1, self.neg_margin), self.power),
+            normalize=self.normalized,
         )
 
 

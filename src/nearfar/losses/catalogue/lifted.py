@@ -1,18 +1,16 @@
 """Lifted structures: a positive pair against all negatives of its two ends."""
 
-from dataclasses import KW_ONLY
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.losses.catalogue.all_pairs import in_order, positive_pairs
-from nearfar.losses.engine.maps import Distance, through
+from nearfar.losses.catalogue.distances import DistanceLoss
+from nearfar.losses.engine.maps import through
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec, over_negatives
-from nearfar.losses.engine.vectors import ordered, wide
+from nearfar.losses.engine.vectors import ordered
 from nearfar.losses.inputs import Batch
-from nearfar.losses.loss import Loss
 from nearfar.losses.mined import TuplePairs
 from nearfar.losses.registry import register
 
@@ -20,16 +18,17 @@ LISTED = 2**21  # elements of the vectors of positive pairs that are compared to
 
 
 @register("pair", "[log Σ_p exp(d_p − m_p) + log Σ_n exp(m_n − d_n)]₊")
-class GeneralizedLiftedStructureLoss(Loss):
+class GeneralizedLiftedStructureLoss(DistanceLoss):
     """Generalised lifted structure loss: all positives of an anchor against all its negatives.
 
         l = [log sum_p exp(d_p - pos_margin) + log sum_n exp(neg_margin - d_n)]_+
 
-    d is the Euclidean distance of normalised vectors; the mean is over the anchors that have both kinds. A smooth
-    form of the batch-hard triplet loss, which uses every pair.
+    d is the Euclidean distance; the mean is over the anchors that have both kinds. A smooth form of the batch-hard
+    triplet loss, which uses every pair.
 
     Args:
         neg_margin, pos_margin: in the distance's unit.
+        normalize: compare normalised vectors; False compares them as they are, as the paper recommends.
 
     References: A. Hermans, L. Beyer, B. Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017,
     arXiv:1703.07737, Eq. 10.
@@ -41,12 +40,15 @@ class GeneralizedLiftedStructureLoss(Loss):
 
     def spec(self) -> LossSpec:
         return LossSpec(
-            positive=Distance("l2", 1, -self.pos_margin), negative=Distance("l2", -1, self.neg_margin), act="relu"
+            positive=self.distance_map("l2", 1, -self.pos_margin),
+            negative=self.distance_map("l2", -1, self.neg_margin),
+            act="relu",
+            normalize=self.normalized,
         )
 
 
 @register("pair", "1/2|P| Σ_ij [log(Σ_k exp(m_n − d_ik) + Σ_l exp(m_n − d_jl)) + d_ij − m_p]₊²")
-class LiftedStructureLoss(Loss):
+class LiftedStructureLoss(DistanceLoss):
     """Lifted structure loss: every positive pair against the negatives of both its ends.
 
         J_ij = log(sum_k exp(neg_margin - d_ik) + sum_l exp(neg_margin - d_jl)) + d_ij - pos_margin
@@ -68,12 +70,6 @@ class LiftedStructureLoss(Loss):
     takes_references = False
     neg_margin: float = 1.0
     pos_margin: float = 0.0
-    _: KW_ONLY
-    normalize: bool = True
-
-    def set_up(self) -> None:
-        super().set_up()
-        self.free_norm = not self.normalize
 
     def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         embeddings = batch.embeddings
@@ -81,9 +77,8 @@ class LiftedStructureLoss(Loss):
             return self.zero(embeddings)
         once = not isinstance(pairs, TuplePairs)  # listed pairs are taken from the end they are listed at
         # log sum_k exp(neg_margin - d_ik) of every sample, by the engine.
-        spec = over_negatives(Distance("l2", -1, self.neg_margin), "identity", normalize=(self.normalize,) * 2)
-        compared = (embeddings, None) if self.normalize else _as_cosines(embeddings)
-        push = self.evaluate(spec, pairs, *compared, reduction="none")
+        spec = over_negatives(self.distance_map("l2", -1, self.neg_margin), "identity", self.normalized)
+        push = self.evaluate(spec, pairs, embeddings, None, reduction="none")
         push = ordered(push, pairs.row_order).masked_fill(pairs.negatives == 0, -torch.inf)
         x = in_order(pairs, embeddings, None)[0] if self.normalize else ordered(embeddings, pairs.row_order)
         total, number = self.zero(x), 0
@@ -96,14 +91,6 @@ class LiftedStructureLoss(Loss):
         return total / (2 * max(1, number))
 
     def _of_pairs(self, x: Tensor, push: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        cosine = (x[i] * x[j]).sum(1) if self.normalize else 1 - (x[i] - x[j]).square().sum(1) / 2
-        distance = through(Distance("l2"), cosine)
+        similarity = (x[i] * x[j]).sum(1) if self.normalize else (x[i] - x[j]).square().sum(1) / -2
+        distance = through(self.distance_map(), similarity)
         return torch.relu(torch.logaddexp(push[i], push[j]) + distance - self.pos_margin).square().sum()
-
-
-def _as_cosines(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns (N, D + 2) whose dot products s have 2 - 2s = |x - y|^2, as those of unit vectors have."""
-    x = wide(x)
-    half = x.square().sum(1, keepdim=True) / 2
-    one = torch.ones_like(half)
-    return torch.cat([x, 1 - half, one], 1), torch.cat([x, one, -half], 1)

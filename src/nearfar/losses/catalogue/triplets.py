@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nearfar.errors import InputError
-from nearfar.losses.catalogue.contrastive import DistanceKind
+from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
 from nearfar.losses.engine.maps import Distance, softplus, through
 from nearfar.losses.engine.pairs import Pairs, table_of
 from nearfar.losses.engine.spec import LossSpec, StripSpec
@@ -23,16 +23,15 @@ MANY = 64  # positives of a row from which on sorting its negatives is less work
 
 
 @register("pair", "[d_p − d_n + m]₊; batch-hard: [max d_p − min d_n + m]₊")
-class TripletMarginLoss(Loss):
+class TripletMarginLoss(DistanceLoss):
     """Triplet loss, over the triplets that the mining keeps.
 
         l = [d_p - d_n + margin]_+        or log(1 + exp(...)) with smooth_loss
 
     "batch_hard": the furthest positive and the nearest negative of every anchor; "easy_positive": the nearest positive
     and the nearest negative. Both average over all anchors. "all": every triplet; "semihard": those with
-    d_p < d_n < d_p + margin. Both average over the triplets whose loss is not zero. d is a distance of normalised
-    vectors. Triplets given as `indices_tuple` are taken as they are, and averaged like "all"; pairs given so are mined
-    as above.
+    d_p < d_n < d_p + margin. Both average over the triplets whose loss is not zero. Triplets given as `indices_tuple`
+    are taken as they are, and averaged like "all"; pairs given so are mined as above.
 
     Args:
         margin: in the distance's unit (0.2 as FaceNet has it). The soft margin of Hermans et al. is
@@ -40,6 +39,7 @@ class TripletMarginLoss(Loss):
         mining: as above.
         smooth_loss: softplus instead of the hinge.
         distance: "l2", "squared_l2" or "cosine" (1 - s).
+        normalize: compare normalised vectors; False compares them as they are, as re-identification often does.
 
     References: F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832, Eq. 2; A. Hermans, L. Beyer, B. Leibe, "In
     Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5.
@@ -55,11 +55,12 @@ class TripletMarginLoss(Loss):
     def spec(self) -> LossSpec | StripSpec:
         if self.mining in ("all", "semihard"):
             if self.smooth_loss:
-                return StripSpec(self._smooth_triplets, average="active")
-            return StripSpec(self._triplets, average="active", closed=True)
+                return StripSpec(self._smooth_triplets, average="active", normalize=self.normalized)
+            return StripSpec(self._triplets, average="active", normalize=self.normalized, closed=True)
         return LossSpec(
-            positive=Distance(self.distance, 1),
-            negative=Distance(self.distance, -1, self.margin),
+            positive=self.distance_map(self.distance, 1),
+            negative=self.distance_map(self.distance, -1, self.margin),
+            normalize=self.normalized,
             gather=("max" if self.mining == "batch_hard" else "min", "max"),
             act="softplus" if self.smooth_loss else "relu",
         )
@@ -75,7 +76,8 @@ class TripletMarginLoss(Loss):
         x, ref_emb = batch.embeddings, batch.ref_emb
         if not len(pairs):
             return self.zero(x, ref_emb, shape=(len(x),) if self.reduction == "none" else ())
-        spec = StripSpec(functools.partial(self._listed_triplets, pairs), average="active")
+        function = functools.partial(self._listed_triplets, pairs)
+        spec = StripSpec(function, average="active", normalize=self.normalized)
         number = torch.arange(len(x), device=x.device)
         return self.evaluate(spec, pairs, x, ref_emb, None, number, row_weight=batch.sample_weight)
 
@@ -85,7 +87,7 @@ class TripletMarginLoss(Loss):
         """The sum and the number of the active triplets of the consecutive anchors `number` (b,)."""
         first = int(number[0])
         row, p, n = triplets.between(first, first + len(s))
-        d_p, d_n = (through(Distance(self.distance), s[row, column]) for column in (p, n))
+        d_p, d_n = (through(self.distance_map(self.distance), s[row, column]) for column in (p, n))
         over = d_p - d_n + self.margin
         losses = softplus(over) if self.smooth_loss else torch.relu(over)
         zeros = torch.zeros_like(s[:, 0])
@@ -96,7 +98,7 @@ class TripletMarginLoss(Loss):
 
         The sum of d_p - d_n + margin is linear in the distances: each counts as often as it is in an active triplet.
         """
-        kind, semihard = Distance(self.distance), self.mining == "semihard"
+        kind, semihard = self.distance_map(self.distance), self.mining == "semihard"
         distance = kind.value(s)
         d_n = torch.where(negative, distance, torch.inf)
         columns, filled = table_of(positive)
@@ -112,7 +114,7 @@ class TripletMarginLoss(Loss):
         return sums, number, [factor.mul_(kind.slope_at(distance))]
 
     def _smooth_triplets(self, s: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-        distance = through(Distance(self.distance), s)
+        distance = through(self.distance_map(self.distance), s)
         d_p, filled = listed(distance, positive)
         losses, number = torch.zeros_like(s[:, 0]), torch.zeros_like(s[:, 0])
 

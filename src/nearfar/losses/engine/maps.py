@@ -177,13 +177,14 @@ class Distance(Map):
     sign: int = 1
     offset: float = 0.0
     of_cosines: ClassVar[bool] = True
+    nearest: ClassVar[float] = 1.0  # the similarity of vectors without a distance
 
     def slopes(self, s: Tensor) -> Slopes:
         if self.kind == "l2":
-            distance = _linear(s, -2.0, 2.0).clamp_min_(4 * torch.finfo(s.dtype).eps).sqrt_()
+            distance = _linear(s, -2.0, 2 * self.nearest).clamp_min_(4 * torch.finfo(s.dtype).eps).sqrt_()
             return _linear(distance, self.sign, self.offset), self.slope_at(distance)
         scale = 2 if self.kind == "squared_l2" else 1
-        return _linear(s, -scale * self.sign, scale * self.sign + self.offset), self.slope_at(s)
+        return _linear(s, -scale * self.sign, scale * self.nearest * self.sign + self.offset), self.slope_at(s)
 
     def slope_at(self, distance: Tensor) -> Tensor | float:
         """The slope where d(s) is such a distance."""
@@ -191,6 +192,16 @@ class Distance(Map):
             return (-2.0 if self.kind == "squared_l2" else -1.0) * self.sign
         slope = distance.reciprocal()
         return slope.neg_() if self.sign == 1 else slope
+
+
+@dataclass(frozen=True)
+class EuclideanDistance(Distance):
+    """Distances of vectors of any norm as functions of s = -|x - y|^2 / 2, which `vectors.differences` forms: "l2"
+    sqrt(-2s), "squared_l2" -2s.
+    """
+
+    of_cosines: ClassVar[bool] = False
+    nearest: ClassVar[float] = 0.0
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,18 @@ def unit(vectors: Tensor, length: Tensor | float = 1.0) -> Tensor:
     return vectors * (inverse if isinstance(length, float) and length == 1 else inverse * length)
 
 
+def differences(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns (n, D + 2) whose dot products are -|x - y|^2 / 2; differentiable."""
+
+    def extended(vectors: Tensor, norm_first: bool) -> Tensor:
+        vectors = wide(vectors)
+        half = vectors.square().sum(1, keepdim=True) / -2
+        one = torch.ones_like(half)
+        return torch.cat([vectors, half, one] if norm_first else [vectors, one, half], 1)
+
+    return extended(rows, True), extended(columns, False)
+
+
 def _divisor(norms: Tensor) -> Tensor:
     """The norms, with infinity in place of zero, so that the quotient of a zero vector is zero."""
     return torch.threshold(norms, 0.0, math.inf)
