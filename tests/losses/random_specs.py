@@ -298,7 +298,6 @@ class Problem:
                 column = torch.where(present, self.ids - shard.first, 0)
                 pairs = ClassPairs(column, column + present.long(), shard.stop - shard.first)
             pairs.positives, pairs.negatives = positives, negatives
-            pairs.complete = bool(((positives > 0) & (negatives > 0)).all())
             pairs.spread = Spread(communicator, "columns", shard)
             return self.differentiated(lambda leaves: self._of_part(leaves, pairs, part))
 

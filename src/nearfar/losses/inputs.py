@@ -249,9 +249,6 @@ def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | Non
 
 def lacking(pairs: Pairs, average: Average) -> str | None:
     """What a batch lacks of which no row counts in this average, and what to do; None if some row counts."""
-    shared = pairs.spread is not None and pairs.spread.over == "rows"  # other ranks have other rows
-    if pairs.complete and not shared:
-        return None
     has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
     if average == "positive":
         counts, needed = has_positive, "a positive pair"

@@ -218,7 +218,6 @@ class Distribution:
         column = torch.where(held, column, 0)
         pairs = ClassPairs(column, column + held.long(), number)
         pairs.positives, pairs.negatives = torch.ones_like(labels), torch.full_like(labels, columns - 1)
-        pairs.complete = len(labels) > 0 and columns > 1
         return pairs
 
     def _mask_pairs(self, loss: Loss, shard: Shard, batch: Batch) -> Pairs:
@@ -230,7 +229,6 @@ class Distribution:
         pairs = inputs.mask_pairs(positives, negatives, transpose=loss.proxies_are_rows)
         if not loss.proxies_are_rows:
             pairs.positives, pairs.negatives = self.ranks.sum(torch.stack([pairs.positives, pairs.negatives]))
-            pairs.complete = len(positives) > 0 and bool(((pairs.positives > 0) & (pairs.negatives > 0)).all())
         return pairs
 
     def held(self, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

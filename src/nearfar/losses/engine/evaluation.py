@@ -108,7 +108,7 @@ class Evaluation:
 
     def _of_group(self, group: Group, spec: LossSpec) -> Tensor:
         """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
-        statistics = RowStatistics(spec, self.pairs, group.rows, self.like, group.one_tile)
+        statistics = RowStatistics(spec, self.pairs, group.rows, self.like)
         sweeps, picks = statistics.sweeps, self._picks(spec)
         hold = self.wanted and not picks
         left: float = self.plan.budget if hold or len(sweeps) > 1 else 0
@@ -197,12 +197,13 @@ class Evaluation:
         columns, grad = self.products.y, self.products.grad_y
         total, dimension = self.like.new_zeros(()), columns.shape[1]
         for part in blocks(columns.shape[0], max(1, self.plan.sizes.turned // (pool.size * dimension)) * pool.size):
-            term = pool.penalty(columns.units(part).view(-1, pool.size, dimension))
+            vectors, fold = columns.block(part), columns.fold(part)
+            units = vectors if fold is None else vectors * fold
+            term = pool.penalty(units.view(-1, pool.size, dimension))
             if term is None:
                 break
             total += term[0]
             if grad is not None:
-                fold = columns.fold(part)
                 pull = self.weights.of_columns if fold is None else self.weights.of_columns * fold
                 grad[part].addcmul_(term[1].view(-1, dimension), pull)
         return total if self.shared is None else self.shared.ranks.sum(total)

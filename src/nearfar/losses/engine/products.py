@@ -49,7 +49,7 @@ class Products:
         whole = rows.numel() if self.one_set else self.sizes.whole  # two blocks of one set are looked at together
         self.x = self.y = Vectors(rows, pairs.row_order, normalize[0], dtype, whole)
         if columns is not None:
-            self.y = Vectors(columns, pairs.column_order, normalize[1], dtype, whole, others=pairs.rows)
+            self.y = Vectors(columns, pairs.column_order, normalize[1], dtype, whole)
         self.bias = Numbers(
             [] if bias is None else [bias], pairs.column_order, self.like, needs[2:][: bias is not None]
         )
@@ -116,12 +116,12 @@ class Products:
         x, fold_x = self.x.block(rows), self.x.fold(rows)
 
         def folded(values: Tensor, columns: Tensor) -> Tensor:
-            for fold in (fold_x, self.y.fold_of(columns)):
+            for fold in (fold_x, self.y.fold(columns)):
                 values = values if fold is None else values * fold[:, 0]
             return values
 
         def slopes_at(function: Map, columns: Tensor) -> Tensor:
-            s = folded((x * self.y.take(columns)).sum(1), columns)
+            s = folded((x * self.y.block(columns)).sum(1), columns)
             for bias in self.bias.values:
                 s = s + bias[columns]
             slope = function.slopes(s)[1]
@@ -133,7 +133,7 @@ class Products:
                     gradient.index_add_(0, columns, values)
             values = folded(values, columns).unsqueeze(1)
             if self.grad_x is not None:
-                self.grad_x[rows].addcmul_(self.y.take(columns), values)
+                self.grad_x[rows].addcmul_(self.y.block(columns), values)
             if self.grad_y is not None:
                 self.grad_y.index_add_(0, columns, x * values)
 

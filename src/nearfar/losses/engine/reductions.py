@@ -5,9 +5,9 @@
     value     the number that the state stands for
     factor    what turns a tile's shares into the derivatives of the row's value, one number a row
 
-So a tile can be turned into its gradient, but for one number a row, before the row is complete. A row with one tile is
-the case in which the tile's state is the row's, and the factor is 1. `fill` is the term where there is no pair. It is
-finite where infinity is meant, so that a row without pairs makes no NaN; the value of such a row means nothing.
+So a tile can be turned into its gradient, but for one number a row, before the row is complete. `fill` is the term
+where there is no pair. It is finite where infinity is meant, so that a row without pairs makes no NaN; the value of
+such a row means nothing.
 
 Shapes: b rows and t columns of a tile.
 """
@@ -52,8 +52,8 @@ class Reduction(Protocol):
         """The value (b,) of rows that have `count` (b,) terms."""
         ...
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
-        """What the shares (b, t) of a tile with the state `tile` are multiplied by, (b,); None: by 1."""
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
+        """What the shares (b, t) of a tile with the state `tile` are multiplied by: (b,), or one number."""
         ...
 
 
@@ -89,8 +89,8 @@ class LogSumExp:
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[1].log().add_(state[0])
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
-        return None if tile is state else (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
+        return (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
 
 
 class Sum:
@@ -113,8 +113,8 @@ class Sum:
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[0]
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
-        return None
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
+        return 1.0
 
 
 class Mean(Sum):
@@ -123,7 +123,7 @@ class Mean(Sum):
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[0] / count.clamp_min(1)
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
         return count.clamp_min(1).to(state[0].dtype).reciprocal_()
 
 
@@ -153,8 +153,8 @@ class Max:
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[0]
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
-        return None if tile is state else (tile[1] == state[1]).to(state[0].dtype)
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
+        return (tile[1] == state[1]).to(state[0].dtype)
 
 
 class Negated:
@@ -185,22 +185,13 @@ PICKS = ("max", "min")  # one term, whose gradient is one entry a row
 
 
 class Statistic:
-    """A reduction's state of all rows of a group, merged as their tiles come.
+    """A reduction's state of all rows of a group, merged as their tiles come."""
 
-    Args:
-        rows: the number of rows of the group.
-        one_tile: the group has one tile, whose state is the whole.
-    """
-
-    def __init__(self, reduction: Reduction, rows: int, like: Tensor, one_tile: bool):
-        self.reduction, self.one_tile = reduction, one_tile
-        self.state = reduction.none(like.new_empty(rows))
+    def __init__(self, reduction: Reduction, rows: int, like: Tensor):
+        self.reduction, self.state = reduction, reduction.none(like.new_empty(rows))
 
     def add(self, rows: slice, tile: State) -> None:
         """Merge the state of a tile of these rows."""
-        if self.one_tile:
-            self.state = tile
-            return
         merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
         for whole, part in zip(self.state, merged, strict=True):
             whole[rows] = part
@@ -213,7 +204,6 @@ class Statistic:
         """The values (n,) of rows that have `count` (n,) terms."""
         return self.reduction.value(self.state, count)
 
-    def factor(self, rows: slice, tile: State, count: Tensor) -> Tensor | None:
-        """What the shares of a tile of these rows are multiplied by, (b,); None: by 1."""
-        state = self.state if tile is self.state else tuple(part[rows] for part in self.state)
-        return self.reduction.factor(tile, state, count[rows])
+    def factor(self, rows: slice, tile: State, count: Tensor) -> Tensor | float:
+        """What the shares of a tile of these rows are multiplied by: (b,), or one number."""
+        return self.reduction.factor(tile, tuple(part[rows] for part in self.state), count[rows])

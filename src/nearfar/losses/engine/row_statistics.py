@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.losses.engine.combination import EachPositive, activate, combined, without_pairs
+from nearfar.losses.engine.combination import EachPositive, activate, combined
 from nearfar.losses.engine.maps import Map, Row
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.reductions import REDUCTIONS, Statistic
-from nearfar.losses.engine.row_weights import RowWeights, only
+from nearfar.losses.engine.row_weights import RowWeights
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.tile_terms import (
     NEGATIVE,
@@ -33,7 +33,6 @@ from nearfar.losses.engine.tile_terms import (
     negative_terms,
     positive_terms,
 )
-from nearfar.losses.engine.vectors import cut
 
 Sweep = tuple[Callable[[Side], None], Callable[[Any], None]]
 
@@ -43,22 +42,22 @@ class RowStatistics:
 
     Args:
         rows: of the group, among all.
-        one_tile: one tile has all pairs of the group.
     """
 
-    def __init__(self, spec: LossSpec, pairs: Pairs, rows: slice, like: Tensor, one_tile: bool):
-        self.spec, self.pairs, self.like = spec, pairs, like
+    def __init__(self, spec: LossSpec, pairs: Pairs, rows: slice, like: Tensor):
+        self.spec, self.like = spec, like
         n = rows.stop - rows.start
-        self.each = EachPositive() if spec.combine == "each" else None
-        reductions = self.each or REDUCTIONS[spec.gather[0]], REDUCTIONS[spec.gather[1]]
-        self.statistics = [Statistic(reduction, n, like, one_tile) for reduction in reductions]
-        self.mined, self.active = spec.mining is not None, spec.average == "active"
+        self.each = spec.combine == "each"
+        reductions = EachPositive() if self.each else REDUCTIONS[spec.gather[0]], REDUCTIONS[spec.gather[1]]
+        self.statistics = [Statistic(reduction, n, like) for reduction in reductions]
+        self.mined = spec.mining is not None
         self.lowest_positive, self.highest_negative = like.new_full((n,), math.inf), like.new_full((n,), -math.inf)
         self.sums = [like.new_zeros(n), like.new_zeros(n)]  # of all terms, for smoothing
-        if self.mined or self.active:
-            self.counts = [like.new_zeros(n), like.new_zeros(n)]  # of the terms that are kept, or not zero
+        self.active = [like.new_zeros(n), like.new_zeros(n)] if spec.average == "active" else None  # terms not zero
+        if self.mined:
+            self.counts = [like.new_zeros(n), like.new_zeros(n)]  # of the terms that are kept
         else:
-            positives, negatives = cut(pairs.positives, rows), cut(pairs.negatives, rows)
+            positives, negatives = pairs.positives[rows], pairs.negatives[rows]
             self.counts = [positives, negatives + positives if spec.others else negatives]
         self.by_row_number: dict[int, Tensor] = {}  # the gradients (n,) by numbers of the rows
 
@@ -79,8 +78,7 @@ class RowStatistics:
         assert side.s is not None
         s = side.s
         if side.pairs is not None and side.listed is not None:
-            listed, vacant = side.listed, side.pairs.vacant
-            listed = listed if vacant is None else listed.masked_fill(vacant, math.inf)
+            listed = side.listed.masked_fill(side.pairs.vacant, math.inf)
             lowest = self.lowest_positive[side.rows]
             torch.minimum(lowest, listed.amin(1), out=lowest)
             s = side.pairs.hide(s.clone(), -math.inf)
@@ -116,8 +114,10 @@ class RowStatistics:
         for kind in (POSITIVE, NEGATIVE):
             if kind == NEGATIVE or self.spec.combine in ("joint", "split"):
                 self.statistics[kind].over_ranks(ranks)
-        if self.mined or self.active:
+        if self.mined:
             self.counts = list(ranks.sum(torch.stack(self.counts)))
+        if self.active is not None:
+            self.active = list(ranks.sum(torch.stack(self.active)))
         if self.spec.smoothing:
             self.sums = list(ranks.sum(torch.stack(self.sums)))
 
@@ -144,8 +144,8 @@ class RowStatistics:
             shares = terms.keep(shares, 0.0)
             return terms.hold((terms.keep(losses, 0.0).sum(1), shares.sum(1)), shares, smoothing=False)
         v = terms.keep(terms.v, reduction.fill)
-        if count and self.active:
-            self.counts[kind][rows] += v.count_nonzero(1)
+        if count and self.active is not None:
+            self.active[kind][rows] += v.count_nonzero(1)
         return terms.hold(*reduction.tile(v, terms.columns), smoothing=bool(spec.smoothing))
 
     def _easy_positives(self, side: Side) -> Tensor | None:
@@ -160,9 +160,8 @@ class RowStatistics:
             return None
         # A row without positives, whose least similarity is infinite, mines nothing.
         easy = side.s <= (self.lowest_positive[side.rows] - self.spec.mining).unsqueeze(1)
-        easy_positives = self._easy_positives(side)
-        if self.spec.others and side.pairs is not None and easy_positives is not None:
-            filled = torch.ones_like(easy_positives) if side.pairs.vacant is None else ~side.pairs.vacant
+        if self.spec.others and side.pairs is not None:
+            filled = ~side.pairs.vacant
             positive = torch.zeros_like(side.s).scatter_add_(1, side.pairs.columns, filled.to(side.s.dtype)) > 0
             ceiling = (self.highest_negative[side.rows] + self.spec.mining).unsqueeze(1)
             easy = torch.where(positive, side.s >= ceiling, easy)
@@ -173,48 +172,38 @@ class RowStatistics:
     @functools.cached_property
     def finished_negatives(self) -> Tensor:
         """N (n,), zero where a row has none."""
-        return without_pairs(self.statistics[NEGATIVE].value(self.counts[NEGATIVE]), self._absent(NEGATIVE))
+        return self._value(NEGATIVE)
 
-    def _absent(self, kind: int) -> Tensor | None:
-        """Which rows have no pairs of a kind that count; None: all have some, or none needs to be known."""
-        # The average over active terms needs it not: a sum of no terms is zero.
-        unknown = self.active or (self.pairs.complete and not self.mined)
-        return None if unknown else self.counts[kind] == 0
+    def _value(self, kind: int) -> Tensor:
+        return self.statistics[kind].value(self.counts[kind]).masked_fill(self.counts[kind] == 0, 0)
 
     def finish(self, weights: RowWeights, rows: slice) -> Tensor:
         """The rows' losses (n,); keeps what the gradient of their weighted sum needs."""
-        spec, counts = self.spec, self.counts
-        absent = None if spec.combine == "negatives" else self._absent(POSITIVE), self._absent(NEGATIVE)
-        n = self.finished_negatives
-        by_p: Tensor
-        if self.each is not None:
-            number = counts[POSITIVE].clamp_min(1)
-            losses, by_n = (total / number for total in self.statistics[POSITIVE].state)
-            by_p = 1 / number.to(losses.dtype)
-            for none in absent:
-                losses, by_p, by_n = (without_pairs(x, none) for x in (losses, by_p, by_n))
+        spec, n = self.spec, self.finished_negatives
+        absent = [count == 0 for count in self.counts]
+        if spec.combine == "each":
+            number, none = self.counts[POSITIVE].clamp_min(1), absent[POSITIVE] | absent[NEGATIVE]
+            total, by_n = self.statistics[POSITIVE].state
+            losses, *by = ((x / number).masked_fill(none, 0) for x in (total, torch.ones_like(n), by_n))
+        elif spec.combine == "negatives":  # a joint loss with P = 0
+            losses, by = combined(spec, (torch.zeros_like(n), n), [absent[NEGATIVE]] * 2, ())
         else:
-            p = None
-            if spec.combine != "negatives":
-                p = without_pairs(self.statistics[POSITIVE].value(counts[POSITIVE]), absent[POSITIVE])
-            sides: tuple[Any, Any] = (weights.positive_side, None)
-            if self.active:
-                sides = weights.over_active(counts[POSITIVE]), weights.over_active(counts[NEGATIVE])
-            elif weights.positive_side is not None:
-                sides = cut(weights.positive_side, rows), None
-            losses, by_p, by_n = combined(spec, p, n, absent, sides)
-        counted = None if weights.counted is None else cut(weights.counted, rows)
-        pull = only(counted, cut(weights.pull, rows))
+            factors: Any = weights.positive_side[rows], 1.0
+            if self.active is not None:
+                factors = [weights.over_active(number) for number in self.active]
+            losses, by = combined(spec, (self._value(POSITIVE), n), absent, factors)
+        counted, pull = weights.counted[rows], weights.pull[rows]
         if spec.smoothing:
             number, total = (
-                c.clamp_min(1).to(n.dtype) for c in (counts[POSITIVE], counts[POSITIVE] + counts[NEGATIVE])
+                c.clamp_min(1).to(n.dtype)
+                for c in (self.counts[POSITIVE], self.counts[POSITIVE] + self.counts[NEGATIVE])
             )
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
             losses = losses + shares[POSITIVE] * self.sums[POSITIVE] + shares[NEGATIVE] * self.sums[NEGATIVE]
             self.plain_pull = [pull * share for share in shares]
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
-        self.pull = [pull * only(counted, by) for by in (by_p, by_n)]
-        return only(counted, losses)
+        self.pull = [torch.where(counted, pull * slope, 0) for slope in by]
+        return torch.where(counted, losses, 0)
 
     @property
     def nothing_to_learn(self) -> bool:
@@ -239,7 +228,7 @@ class RowStatistics:
         rows, terms = side.rows, side.terms.pop(kind, None)
         terms = self._terms(kind, side) if terms is None else terms
         factor = self.statistics[kind].factor(rows, terms.state, self.counts[kind])
-        pulls = [self.pull[kind][rows] if factor is None else self.pull[kind][rows] * factor]
+        pulls = [self.pull[kind][rows] * factor]
         if self.spec.smoothing:
             pulls.append(self.plain_pull[kind][rows])
         g, by_number = terms.gradient(*(pull.unsqueeze(1) for pull in pulls))
