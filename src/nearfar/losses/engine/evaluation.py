@@ -108,7 +108,8 @@ class Evaluation:
 
     def _of_group(self, group: Group, spec: LossSpec) -> Tensor:
         """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
-        statistics = RowStatistics(spec, self.pairs, group.rows, self.like)
+        by_numbers = self.row_numbers.gradients, self.column_numbers.gradients
+        statistics = RowStatistics(spec, self.pairs, group.rows, self.like, *by_numbers)
         sweeps, picks = statistics.sweeps, self._picks(spec)
         hold = self.wanted and not picks
         left: float = self.plan.budget if hold or len(sweeps) > 1 else 0
@@ -130,14 +131,12 @@ class Evaluation:
         if not self.wanted or statistics.nothing_to_learn:
             return losses
         if picks:
-            self.products.add_entries(group.rows, statistics.picked)
+            for function, columns, pull in statistics.picked():
+                self.products.add_entries(group.rows, columns, function, pull)
             return losses
         for index, tile in enumerate(group.tiles):
             sides = kept.pop(index) if index in kept else self._sides(group, tile, spec.pool)
             self._add_gradient(tile, statistics, sides, spec.pool)
-        for number, by_row in statistics.by_row_number.items():
-            if (total := self.row_numbers.gradients[number]) is not None:
-                total[group.rows] += by_row
         return losses
 
     def _picks(self, spec: LossSpec) -> bool:
@@ -158,12 +157,11 @@ class Evaluation:
                 return [self._side(group, s, i, j)]
             return [self._side(group, s, i, j), self._side(group, s.t(), j, i)]
         # A pool does not care which side is which, but its passes are faster over memory as it lies.
-        b, t = i.stop - i.start, j.stop - j.start
-        planes = self.like.new_empty(pool.size, *((b, t) if b >= t else (t, b)))
+        planes = self.like.new_empty(pool.size, i.stop - i.start, j.stop - j.start)
         for plane, columns in zip(planes, _planes(j, pool), strict=True):
-            self.products.similarities(i, columns, plane if b >= t else plane.t())
+            self.products.similarities(i, columns, plane)
         pooled, shares = pool.gather(planes)
-        return [self._side(group, pooled if b >= t else pooled.t(), i, j, shares)]
+        return [self._side(group, pooled, i, j, shares)]
 
     def _side(self, group: Group, s: Tensor, i: slice, j: slice, pool_shares: Tensor | None = None) -> Side:
         return Side(
@@ -180,17 +178,16 @@ class Evaluation:
     def _add_gradient(self, tile: Tile, statistics: RowStatistics, sides: list[Side], pool: Pool | None) -> None:
         """Products 2 and 3 of one tile."""
         i, j = tile
-        g, *of_columns = (statistics.gradient(side, self.column_numbers.gradients) for side in sides)
+        g, *of_columns = (statistics.gradient(side) for side in sides)
         if self.products.one_set:
             self.products.add_symmetric(i, j, g.add_(of_columns[0].t()) if of_columns else g + g.t())
         elif pool is None:
             self.products.add(i, j, g)
         else:
-            upright, shares = g.shape[0] >= g.shape[1], sides[0].pool_shares
+            shares = sides[0].pool_shares
             assert shares is not None
-            planes = pool.expand(g if upright else g.t(), shares)
-            for plane, columns in zip(planes, _planes(j, pool), strict=True):
-                self.products.add(i, columns, plane if upright else plane.t())
+            for plane, columns in zip(pool.expand(g, shares), _planes(j, pool), strict=True):
+                self.products.add(i, columns, plane)
 
     def _add_penalty(self, pool: Pool) -> Tensor:
         """A pool's own term, of a block of classes at a time, whose gradient is added to that of the columns."""

@@ -3,7 +3,8 @@
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,9 +12,6 @@ from torch import Tensor
 from nearfar.losses.engine.maps import Map
 from nearfar.losses.engine.plan import Plan
 from nearfar.losses.engine.vectors import Vectors, at_least_float32, ordered, restored
-
-Slopes = Callable[[Map, Tensor], Tensor]
-Entries = list[tuple[Tensor, Tensor]]
 
 
 class Numbers:
@@ -67,11 +65,7 @@ class Products:
     def similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         """Product 1: (b, t), with the bias."""
         x, y = self.x.block(rows), self.y.block(columns)
-        # With its longer side outermost: products of some hundred rows with thousands of columns run a tenth faster so.
-        if x.shape[0] >= y.shape[0]:
-            s = torch.mm(x, y.t(), out=out)
-        else:
-            s = torch.mm(y, x.t(), out=None if out is None else out.t()).t()
+        s = torch.mm(x, y.t(), out=out)
         self._fold(rows, columns, s)
         for bias in self.bias.values:
             s.add_(bias[columns])
@@ -105,37 +99,29 @@ class Products:
             if rows.start != columns.start:
                 self.grad_x[columns].addmm_(h.t(), self.x.block(rows))
 
-    def add_entries(self, rows: slice, entries_at: Callable[[Slopes], Entries]) -> None:
-        """The gradient of these rows if it has one entry a row and kind: vectors are gathered, without products.
+    def add_entries(self, rows: slice, columns: Tensor, function: Map, pull: Tensor) -> None:
+        """The gradient of these rows if it has one entry a row: vectors are gathered, without products.
 
         Args:
-            entries_at: the entries' columns (b,) and values (b,), from the slopes of a map at such columns.
+            columns: (b,) of the entries.
+            pull: (b,) the derivatives by the values of the map there.
         """
         if self.y.shape[0] == 0:
             return
-        x, fold_x = self.x.block(rows), self.x.fold(rows)
-
-        def folded(values: Tensor, columns: Tensor) -> Tensor:
-            for fold in (fold_x, self.y.fold(columns)):
-                values = values if fold is None else values * fold[:, 0]
-            return values
-
-        def slopes_at(function: Map, columns: Tensor) -> Tensor:
-            s = folded((x * self.y.block(columns)).sum(1), columns)
-            for bias in self.bias.values:
-                s = s + bias[columns]
-            slope = function.slopes(s)[1]
-            return slope if isinstance(slope, Tensor) else torch.full_like(s, slope)
-
-        for columns, values in entries_at(slopes_at):
-            for gradient in self.bias.gradients:
-                if gradient is not None:
-                    gradient.index_add_(0, columns, values)
-            values = folded(values, columns).unsqueeze(1)
-            if self.grad_x is not None:
-                self.grad_x[rows].addcmul_(self.y.block(columns), values)
-            if self.grad_y is not None:
-                self.grad_y.index_add_(0, columns, x * values)
+        x, y = self.x.block(rows), self.y.block(columns)
+        folds = [fold[:, 0] for fold in (self.x.fold(rows), self.y.fold(columns)) if fold is not None]
+        s = functools.reduce(torch.mul, folds, (x * y).sum(1))
+        for bias in self.bias.values:
+            s = s + bias[columns]
+        g = torch.where(pull == 0, 0, pull * function.slopes(s)[1])
+        for gradient in self.bias.gradients:
+            if gradient is not None:
+                gradient.index_add_(0, columns, g)
+        g = functools.reduce(torch.mul, folds, g).unsqueeze(1)
+        if self.grad_x is not None:
+            self.grad_x[rows].addcmul_(y, g)
+        if self.grad_y is not None:
+            self.grad_y.index_add_(0, columns, x * g)
 
     def scale(self, factor: Tensor) -> None:
         """Multiply all gradients so far."""

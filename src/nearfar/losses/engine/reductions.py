@@ -182,28 +182,3 @@ REDUCTIONS: dict[Gather, Reduction] = {
     "min": Negated(Max()),
 }
 PICKS = ("max", "min")  # one term, whose gradient is one entry a row
-
-
-class Statistic:
-    """A reduction's state of all rows of a group, merged as their tiles come."""
-
-    def __init__(self, reduction: Reduction, rows: int, like: Tensor):
-        self.reduction, self.state = reduction, reduction.none(like.new_empty(rows))
-
-    def add(self, rows: slice, tile: State) -> None:
-        """Merge the state of a tile of these rows."""
-        merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
-        for whole, part in zip(self.state, merged, strict=True):
-            whole[rows] = part
-
-    def over_ranks(self, ranks: Any) -> None:
-        """Merge the states of all ranks, each of which has other columns."""
-        self.state = self.reduction.over_ranks(self.state, ranks)
-
-    def value(self, count: Tensor) -> Tensor:
-        """The values (n,) of rows that have `count` (n,) terms."""
-        return self.reduction.value(self.state, count)
-
-    def factor(self, rows: slice, tile: State, count: Tensor) -> Tensor | float:
-        """What the shares of a tile of these rows are multiplied by: (b,), or one number."""
-        return self.reduction.factor(tile, tuple(part[rows] for part in self.state), count[rows])

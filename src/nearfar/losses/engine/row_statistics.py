@@ -13,7 +13,7 @@ Shapes: n rows of the group; b rows and t columns of a tile; K slots of a row in
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,19 +22,70 @@ from torch import Tensor
 from nearfar.losses.engine.combination import EachPositive, activate, combined
 from nearfar.losses.engine.maps import Map, Row
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.engine.reductions import REDUCTIONS, Statistic
+from nearfar.losses.engine.reductions import REDUCTIONS, Reduction, State
 from nearfar.losses.engine.row_weights import RowWeights
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.engine.tile_terms import (
-    NEGATIVE,
-    POSITIVE,
-    Side,
-    Terms,
-    negative_terms,
-    positive_terms,
-)
+from nearfar.losses.engine.tile_terms import NEGATIVE, POSITIVE, Side, Terms, negative_terms, positive_terms
 
 Sweep = tuple[Callable[[Side], None], Callable[[Any], None]]
+
+
+class Statistic:
+    """The terms of one kind of pairs, reduced for all rows of a group, as their tiles come.
+
+    Args:
+        reduction: A_p or A_n.
+        count: (n,) the rows' pairs of the kind; with mining it is counted anew, over the pairs that are kept.
+
+    Attributes:
+        state: the reduction's, of all tiles so far.
+        active: (n,) the number of terms that are not zero, for an average over these.
+        total: (n,) the sum of the terms, for label smoothing.
+    """
+
+    def __init__(self, spec: LossSpec, reduction: Reduction, count: Tensor, like: Tensor):
+        self.spec, self.reduction = spec, reduction
+        self.state = reduction.none(like.new_empty(len(count)))
+        self.active, self.total = like.new_zeros(len(count)), like.new_zeros(len(count))
+        self.count = count if spec.mining is None else like.new_zeros(len(count))
+
+    def add(self, rows: slice, tile: State) -> None:
+        """Merge the state of a tile of these rows."""
+        merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
+        for whole, part in zip(self.state, merged, strict=True):
+            whole[rows] = part
+
+    def count_terms(self, rows: slice, terms: Terms) -> None:
+        """Add the terms of a tile of these rows to what is counted."""
+        if self.spec.mining is not None:
+            self.count[rows] += terms.keep(torch.ones_like(terms.v), 0.0).sum(1)
+        if self.spec.average == "active":
+            self.active[rows] += terms.keep(terms.v, 0.0).count_nonzero(1)
+        if self.spec.smoothing:
+            self.total[rows] += terms.keep(terms.v.clone(), 0.0).sum(1)
+
+    def over_ranks(self, ranks: Any) -> None:
+        """Merge the statistics of all ranks, each of which has other columns."""
+        self.state = self.reduction.over_ranks(self.state, ranks)
+        if self.spec.mining is not None:
+            self.count = ranks.sum(self.count)
+        if self.spec.average == "active":
+            self.active = ranks.sum(self.active)
+        if self.spec.smoothing:
+            self.total = ranks.sum(self.total)
+
+    @property
+    def absent(self) -> Tensor:
+        """(n,) which rows have no such pairs."""
+        return self.count == 0
+
+    def value(self) -> Tensor:
+        """P or N (n,), zero where a row has no such pairs."""
+        return self.reduction.value(self.state, self.count).masked_fill(self.absent, 0)
+
+    def factor(self, rows: slice, tile: State) -> Tensor | float:
+        """What the shares of a tile of these rows are multiplied by: (b,), or one number."""
+        return self.reduction.factor(tile, tuple(part[rows] for part in self.state), self.count[rows])
 
 
 class RowStatistics:
@@ -42,24 +93,28 @@ class RowStatistics:
 
     Args:
         rows: of the group, among all.
+        by_row, by_column: the gradients by numbers of the rows, (N,), and of the columns, (M,); None: not wanted.
     """
 
-    def __init__(self, spec: LossSpec, pairs: Pairs, rows: slice, like: Tensor):
-        self.spec, self.like = spec, like
-        n = rows.stop - rows.start
-        self.each = spec.combine == "each"
-        reductions = EachPositive() if self.each else REDUCTIONS[spec.gather[0]], REDUCTIONS[spec.gather[1]]
-        self.statistics = [Statistic(reduction, n, like) for reduction in reductions]
-        self.mined = spec.mining is not None
+    def __init__(
+        self,
+        spec: LossSpec,
+        pairs: Pairs,
+        rows: slice,
+        like: Tensor,
+        by_row: Sequence[Tensor | None],
+        by_column: Sequence[Tensor | None],
+    ):
+        self.spec = spec
+        self.by_row, self.by_column = [None if g is None else g[rows] for g in by_row], by_column
+        self.each, self.mined = spec.combine == "each", spec.mining is not None
+        positives, negatives = pairs.positives[rows], pairs.negatives[rows]
+        self.statistics = [
+            Statistic(spec, EachPositive() if self.each else REDUCTIONS[spec.gather[0]], positives, like),
+            Statistic(spec, REDUCTIONS[spec.gather[1]], negatives + positives if spec.others else negatives, like),
+        ]
+        n = len(positives)
         self.lowest_positive, self.highest_negative = like.new_full((n,), math.inf), like.new_full((n,), -math.inf)
-        self.sums = [like.new_zeros(n), like.new_zeros(n)]  # of all terms, for smoothing
-        self.active = [like.new_zeros(n), like.new_zeros(n)] if spec.average == "active" else None  # terms not zero
-        if self.mined:
-            self.counts = [like.new_zeros(n), like.new_zeros(n)]  # of the terms that are kept
-        else:
-            positives, negatives = pairs.positives[rows], pairs.negatives[rows]
-            self.counts = [positives, negatives + positives if spec.others else negatives]
-        self.by_row_number: dict[int, Tensor] = {}  # the gradients (n,) by numbers of the rows
 
     @property
     def sweeps(self) -> list[Sweep]:
@@ -70,7 +125,7 @@ class RowStatistics:
         if self.mined:
             sweeps.insert(0, (self.find_extremes, self._exchange_extremes))
         if self.each:
-            sweeps.append((self.collect_positives, self._exchange_each))
+            sweeps.append((self.collect_positives, self.statistics[POSITIVE].over_ranks))
         return sweeps
 
     def find_extremes(self, side: Side) -> None:
@@ -98,7 +153,7 @@ class RowStatistics:
     def _add(self, kind: int, side: Side) -> None:
         if kind == POSITIVE and side.pairs is None:
             return
-        terms = self._terms(kind, side, count=True)
+        terms = self._terms(kind, side, first=True)
         self.statistics[kind].add(side.rows, terms.state)
         if side.keep:
             side.terms[kind] = terms
@@ -111,42 +166,27 @@ class RowStatistics:
         self.highest_negative = ranks.max(self.highest_negative)
 
     def _exchange_sums(self, ranks: Any) -> None:
-        for kind in (POSITIVE, NEGATIVE):
-            if kind == NEGATIVE or self.spec.combine in ("joint", "split"):
-                self.statistics[kind].over_ranks(ranks)
-        if self.mined:
-            self.counts = list(ranks.sum(torch.stack(self.counts)))
-        if self.active is not None:
-            self.active = list(ranks.sum(torch.stack(self.active)))
-        if self.spec.smoothing:
-            self.sums = list(ranks.sum(torch.stack(self.sums)))
-
-    def _exchange_each(self, ranks: Any) -> None:
-        self.statistics[POSITIVE].over_ranks(ranks)
-        if self.mined:
-            self.counts[POSITIVE] = ranks.sum(self.counts[POSITIVE])
+        self.statistics[NEGATIVE].over_ranks(ranks)
+        if self.spec.combine in ("joint", "split"):
+            self.statistics[POSITIVE].over_ranks(ranks)
 
     # The terms of a tile
 
-    def _terms(self, kind: int, side: Side, count: bool = False) -> Terms:
-        """The terms of one kind, reduced; `count` them, too, when the tile is first seen."""
-        spec, rows, reduction = self.spec, side.rows, self.statistics[kind].reduction
+    def _terms(self, kind: int, side: Side, first: bool = False) -> Terms:
+        """The terms of one kind, reduced; and counted, when the tile is `first` seen."""
+        statistic, smoothing = self.statistics[kind], bool(self.spec.smoothing)
         if kind == NEGATIVE:
-            terms = negative_terms(spec.negative, side, spec.others, self._easy_negatives(side))
+            terms = negative_terms(self.spec.negative, side, self.spec.others, self._easy_negatives(side))
         else:
-            terms = positive_terms(spec.positive, side, self._easy_positives(side))
-        if count and spec.smoothing:
-            self.sums[kind][rows] += terms.keep(terms.v.clone(), 0.0).sum(1)
-        if count and self.mined:
-            self.counts[kind][rows] += terms.keep(torch.ones_like(terms.v), 0.0).sum(1)
+            terms = positive_terms(self.spec.positive, side, self._easy_positives(side))
+        if first:
+            statistic.count_terms(side.rows, terms)
         if kind == POSITIVE and self.each:
-            losses, shares = activate(spec.act, terms.v.add_(self.finished_negatives[rows].unsqueeze(1)))
+            losses, shares = activate(self.spec.act, terms.v.add_(self.finished_negatives[side.rows].unsqueeze(1)))
             shares = terms.keep(shares, 0.0)
-            return terms.hold((terms.keep(losses, 0.0).sum(1), shares.sum(1)), shares, smoothing=False)
-        v = terms.keep(terms.v, reduction.fill)
-        if count and self.active is not None:
-            self.active[kind][rows] += v.count_nonzero(1)
-        return terms.hold(*reduction.tile(v, terms.columns), smoothing=bool(spec.smoothing))
+            return terms.hold((terms.keep(losses, 0.0).sum(1), shares.sum(1)), shares, smoothing)
+        v = terms.keep(terms.v, statistic.reduction.fill)
+        return terms.hold(*statistic.reduction.tile(v, terms.columns), smoothing)
 
     def _easy_positives(self, side: Side) -> Tensor | None:
         """(b, K) which positives mining leaves out."""
@@ -161,8 +201,8 @@ class RowStatistics:
         # A row without positives, whose least similarity is infinite, mines nothing.
         easy = side.s <= (self.lowest_positive[side.rows] - self.spec.mining).unsqueeze(1)
         if self.spec.others and side.pairs is not None:
-            filled = ~side.pairs.vacant
-            positive = torch.zeros_like(side.s).scatter_add_(1, side.pairs.columns, filled.to(side.s.dtype)) > 0
+            filled = (~side.pairs.vacant).to(side.s.dtype)
+            positive = torch.zeros_like(side.s).scatter_add_(1, side.pairs.columns, filled) > 0
             ceiling = (self.highest_negative[side.rows] + self.spec.mining).unsqueeze(1)
             easy = torch.where(positive, side.s >= ceiling, easy)
         return easy
@@ -172,34 +212,28 @@ class RowStatistics:
     @functools.cached_property
     def finished_negatives(self) -> Tensor:
         """N (n,), zero where a row has none."""
-        return self._value(NEGATIVE)
-
-    def _value(self, kind: int) -> Tensor:
-        return self.statistics[kind].value(self.counts[kind]).masked_fill(self.counts[kind] == 0, 0)
+        return self.statistics[NEGATIVE].value()
 
     def finish(self, weights: RowWeights, rows: slice) -> Tensor:
         """The rows' losses (n,); keeps what the gradient of their weighted sum needs."""
         spec, n = self.spec, self.finished_negatives
-        absent = [count == 0 for count in self.counts]
-        if spec.combine == "each":
-            number, none = self.counts[POSITIVE].clamp_min(1), absent[POSITIVE] | absent[NEGATIVE]
-            total, by_n = self.statistics[POSITIVE].state
+        positive, negative = self.statistics
+        if self.each:
+            number, none = positive.count.clamp_min(1), positive.absent | negative.absent
+            total, by_n = positive.state
             losses, *by = ((x / number).masked_fill(none, 0) for x in (total, torch.ones_like(n), by_n))
         elif spec.combine == "negatives":  # a joint loss with P = 0
-            losses, by = combined(spec, (torch.zeros_like(n), n), [absent[NEGATIVE]] * 2, ())
+            losses, by = combined(spec, (torch.zeros_like(n), n), [negative.absent] * 2, ())
         else:
             factors: Any = weights.positive_side[rows], 1.0
-            if self.active is not None:
-                factors = [weights.over_active(number) for number in self.active]
-            losses, by = combined(spec, (self._value(POSITIVE), n), absent, factors)
+            if spec.average == "active":
+                factors = [weights.over_active(side.active) for side in self.statistics]
+            losses, by = combined(spec, (positive.value(), n), (positive.absent, negative.absent), factors)
         counted, pull = weights.counted[rows], weights.pull[rows]
         if spec.smoothing:
-            number, total = (
-                c.clamp_min(1).to(n.dtype)
-                for c in (self.counts[POSITIVE], self.counts[POSITIVE] + self.counts[NEGATIVE])
-            )
+            number, total = (c.clamp_min(1).to(n.dtype) for c in (positive.count, positive.count + negative.count))
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
-            losses = losses + shares[POSITIVE] * self.sums[POSITIVE] + shares[NEGATIVE] * self.sums[NEGATIVE]
+            losses = losses + shares[POSITIVE] * positive.total + shares[NEGATIVE] * negative.total
             self.plain_pull = [pull * share for share in shares]
         # What is not counted may be infinite, and times a weight of zero it would be NaN.
         self.pull = [torch.where(counted, pull * slope, 0) for slope in by]
@@ -208,49 +242,44 @@ class RowStatistics:
     @property
     def nothing_to_learn(self) -> bool:
         """Whether the gradient is known to be zero. Only where mining makes it likely, and looking is cheap."""
-        if not self.mined or self.like.device.type != "cpu":
+        if not self.mined or self.pull[0].device.type != "cpu":
             return False
         return not any(bool(pull.any()) for pull in self.pull)
 
     # Their gradient
 
-    def gradient(self, side: Side, by_column_number: list[Tensor | None]) -> Tensor:
+    def gradient(self, side: Side) -> Tensor:
         """The loss's derivative by the similarities of the tile, (b, t); adds those by numbers of rows and columns to
         the ones already there.
         """
-        g = self._gradient_of(NEGATIVE, side, by_column_number)
+        g = self._gradient_of(NEGATIVE, side)
         if side.pairs is None or self.spec.combine == "negatives":
             return g
-        return g.scatter_add_(1, side.pairs.columns, self._gradient_of(POSITIVE, side, by_column_number))
+        return g.scatter_add_(1, side.pairs.columns, self._gradient_of(POSITIVE, side))
 
-    def _gradient_of(self, kind: int, side: Side, by_column_number: list[Tensor | None]) -> Tensor:
+    def _gradient_of(self, kind: int, side: Side) -> Tensor:
         """The part of one kind: (b, t) for negatives, (b, K) for positives."""
         rows, terms = side.rows, side.terms.pop(kind, None)
         terms = self._terms(kind, side) if terms is None else terms
-        factor = self.statistics[kind].factor(rows, terms.state, self.counts[kind])
-        pulls = [self.pull[kind][rows] * factor]
+        pulls = [self.pull[kind][rows] * self.statistics[kind].factor(rows, terms.state)]
         if self.spec.smoothing:
             pulls.append(self.plain_pull[kind][rows])
         g, by_number = terms.gradient(*(pull.unsqueeze(1) for pull in pulls))
         for number, by in by_number:
             if isinstance(number, Row):
-                total = self.by_row_number.setdefault(number.index, torch.zeros_like(self.pull[kind]))
-                total[rows] += by[:, 0]
-            elif (of_columns := by_column_number[number.index]) is not None and side.pairs is not None:
+                if (of_rows := self.by_row[number.index]) is not None:
+                    of_rows[rows] += by[:, 0]
+            elif (of_columns := self.by_column[number.index]) is not None and side.pairs is not None:
                 of_columns.index_add_(0, (side.pairs.columns + side.first_column).flatten(), by.flatten())
         return g
 
-    def picked(self, slopes_at: Callable[[Map, Tensor], Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """The entries of the gradient where both reductions pick one pair: for each kind, the columns (n,) and the
-        derivatives by their similarities (n,). Where another rank has the column, both are 0.
-
-        Args:
-            slopes_at: of a map, at the columns of each row.
+    def picked(self) -> list[tuple[Map, Tensor, Tensor]]:
+        """The entries of the gradient where both reductions pick one pair: for each kind, the map, the columns (n,),
+        and the derivatives by the terms there (n,). Where another rank has the column, both are 0.
         """
         entries = []
-        for kind, function in ((POSITIVE, self.spec.positive), (NEGATIVE, self.spec.negative)):
-            column, pull = self.statistics[kind].state[1], self.pull[kind]
-            present = (column >= 0) & (pull != 0)
-            column = torch.where(present, column, 0)
-            entries.append((column, torch.where(present, pull * slopes_at(function, column), 0)))
+        for function, statistic, pull in zip(self.spec[:2], self.statistics, self.pull, strict=True):
+            column = statistic.state[1]
+            here = column >= 0
+            entries.append((function, column.clamp_min(0), torch.where(here, pull, 0)))
         return entries
