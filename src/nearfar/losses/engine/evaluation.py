@@ -31,7 +31,6 @@ from nearfar.losses.engine.groups import Group, Tile, of_one_set, of_two_sets
 from nearfar.losses.engine.maps import placeholders
 from nearfar.losses.engine.memory import keep_freed_memory
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.pools import Pool
 from nearfar.losses.engine.products import Numbers, Products
 from nearfar.losses.engine.reductions import PICKS
 from nearfar.losses.engine.row_functions import of_function
@@ -39,7 +38,7 @@ from nearfar.losses.engine.row_statistics import RowStatistics
 from nearfar.losses.engine.row_weights import RowWeights
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.tile_terms import Side
-from nearfar.losses.engine.vectors import blocks, ordered, restored
+from nearfar.losses.engine.vectors import ordered, restored
 
 Grads = tuple[Tensor | None, ...]
 
@@ -73,21 +72,21 @@ class Evaluation:
 
     def run(self) -> tuple[Tensor, Grads]:
         """The loss, or the rows' losses for reduction "none", and the gradients by the tensors that need one."""
-        spec, penalty = self.plan.spec, None
+        spec, penalty = self.plan.spec, self.like.new_zeros(())
         if isinstance(spec, LossSpec):
             losses = torch.cat([self.like.new_zeros(0), *(self._of_group(group, spec) for group in self._groups(spec))])
-            penalty = None if spec.pool is None else self._add_penalty(spec.pool)
+            if spec.pool is not None:
+                penalty = self.products.add_penalty(self.weights.of_columns)
+                penalty = penalty if self.shared is None else self.shared.ranks.sum(penalty)
         else:
             losses = of_function(
                 spec, self.plan, self.products, self.row_numbers, self.log_weight, self.weights, self.wanted
             )
         gradients = *self.products.gradients(), *self.row_numbers.restored(), *self.column_numbers.restored()
         if self.plan.reduction == "none":
-            losses = losses * self.weights.factor
-            losses = losses if penalty is None else losses + penalty * self.weights.weight
+            losses = losses * self.weights.factor + penalty * self.weights.weight
             return restored(losses, self.pairs.row_order), gradients
-        loss = torch.dot(losses, self.weights.pull)
-        return loss if penalty is None else loss + penalty * self.weights.of_columns, gradients
+        return torch.dot(losses, self.weights.pull) + penalty * self.weights.of_columns, gradients
 
     def _groups(self, spec: LossSpec) -> Iterator[Group]:
         sizes, pool = self.plan.sizes, spec.pool
@@ -116,7 +115,7 @@ class Evaluation:
         kept: dict[int, list[Side]] = {}
         for number, (look, exchange) in enumerate(sweeps):
             for index, tile in enumerate(group.tiles):
-                sides = kept[index] if index in kept else self._sides(group, tile, spec.pool)
+                sides = kept[index] if index in kept else self._sides(group, tile)
                 size = sum(side.nbytes for side in sides) if number == 0 else math.inf
                 if size <= left:
                     left -= size
@@ -135,8 +134,8 @@ class Evaluation:
                 self.products.add_entries(group.rows, columns, function, pull)
             return losses
         for index, tile in enumerate(group.tiles):
-            sides = kept.pop(index) if index in kept else self._sides(group, tile, spec.pool)
-            self._add_gradient(tile, statistics, sides, spec.pool)
+            sides = kept.pop(index) if index in kept else self._sides(group, tile)
+            self._add_gradient(tile, statistics, sides)
         return losses
 
     def _picks(self, spec: LossSpec) -> bool:
@@ -148,22 +147,16 @@ class Evaluation:
             and not any(placeholders(function) for function in (spec.positive, spec.negative))
         )
 
-    def _sides(self, group: Group, tile: Tile, pool: Pool | None) -> list[Side]:
+    def _sides(self, group: Group, tile: Tile) -> list[Side]:
         """A tile as its rows see it, and, off the diagonal of one set, as the rows see it that are its columns."""
         i, j = tile
-        if pool is None:
-            s = self.products.similarities(i, j)
-            if not self.products.one_set or i.start == j.start:
-                return [self._side(group, s, i, j)]
-            return [self._side(group, s, i, j), self._side(group, s.t(), j, i)]
-        # A pool does not care which side is which, but its passes are faster over memory as it lies.
-        planes = self.like.new_empty(pool.size, i.stop - i.start, j.stop - j.start)
-        for plane, columns in zip(planes, _planes(j, pool), strict=True):
-            self.products.similarities(i, columns, plane)
-        pooled, shares = pool.gather(planes)
-        return [self._side(group, pooled, i, j, shares)]
+        s, shares = self.products.tile(i, j)
+        sides = [self._side(group, s, i, j, shares)]
+        if self.products.one_set and i.start != j.start:
+            sides.append(self._side(group, s.t(), j, i, None))
+        return sides
 
-    def _side(self, group: Group, s: Tensor, i: slice, j: slice, pool_shares: Tensor | None = None) -> Side:
+    def _side(self, group: Group, s: Tensor, i: slice, j: slice, pool_shares: Tensor | None) -> Side:
         return Side(
             slice(i.start - group.rows.start, i.stop - group.rows.start),
             s,
@@ -175,37 +168,10 @@ class Evaluation:
             pool_shares,
         )
 
-    def _add_gradient(self, tile: Tile, statistics: RowStatistics, sides: list[Side], pool: Pool | None) -> None:
+    def _add_gradient(self, tile: Tile, statistics: RowStatistics, sides: list[Side]) -> None:
         """Products 2 and 3 of one tile."""
-        i, j = tile
         g, *of_columns = (statistics.gradient(side) for side in sides)
         if self.products.one_set:
-            self.products.add_symmetric(i, j, g.add_(of_columns[0].t()) if of_columns else g + g.t())
-        elif pool is None:
-            self.products.add(i, j, g)
+            self.products.add_symmetric(*tile, g.add_(of_columns[0].t()) if of_columns else g + g.t())
         else:
-            shares = sides[0].pool_shares
-            assert shares is not None
-            for plane, columns in zip(pool.expand(g, shares), _planes(j, pool), strict=True):
-                self.products.add(i, columns, plane)
-
-    def _add_penalty(self, pool: Pool) -> Tensor:
-        """A pool's own term, of a block of classes at a time, whose gradient is added to that of the columns."""
-        columns, grad = self.products.y, self.products.grad_y
-        total, dimension = self.like.new_zeros(()), columns.shape[1]
-        for part in blocks(columns.shape[0], max(1, self.plan.sizes.turned // (pool.size * dimension)) * pool.size):
-            vectors, fold = columns.block(part), columns.fold(part)
-            units = vectors if fold is None else vectors * fold
-            term = pool.penalty(units.view(-1, pool.size, dimension))
-            if term is None:
-                break
-            total += term[0]
-            if grad is not None:
-                pull = self.weights.of_columns if fold is None else self.weights.of_columns * fold
-                grad[part].addcmul_(term[1].view(-1, dimension), pull)
-        return total if self.shared is None else self.shared.ranks.sum(total)
-
-
-def _planes(columns: slice, pool: Pool) -> list[slice]:
-    """The vectors of a tile's classes: a slice for the first vector of each, one for the second, and so on."""
-    return [slice(columns.start * pool.size + plane, columns.stop * pool.size, pool.size) for plane in range(pool.size)]
+            self.products.add_tile(*tile, g, sides[0].pool_shares)

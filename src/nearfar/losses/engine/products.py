@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nearfar.losses.engine.maps import Map
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.vectors import Vectors, at_least_float32, ordered, restored
+from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.vectors import Vectors, at_least_float32, blocks, ordered, restored
 
 
 class Numbers:
@@ -35,12 +36,13 @@ class Numbers:
 
 
 class Products:
-    """Rows and columns as the products need them, and the gradients so far."""
+    """Rows and columns as the products need them, and the gradients so far. With a pool, K vectors make a column."""
 
     def __init__(
         self, plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None, needs: tuple[bool, bool, bool]
     ):
         pairs, normalize, self.sizes = plan.pairs, plan.spec.normalize, plan.sizes
+        self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
         dtype = at_least_float32(rows, columns)
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.one_set = columns is None
@@ -62,6 +64,20 @@ class Products:
             return plan.spare.take(vectors.shape, self.like).zero_()
         return self.like.new_zeros(vectors.shape)
 
+    def tile(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
+        """The similarities of a tile (b, t), pooled if there is a pool, and the pool's shares."""
+        if self.pool is None:
+            return self.similarities(rows, columns), None
+        planes = self.like.new_empty(self.pool.size, rows.stop - rows.start, columns.stop - columns.start)
+        for plane, vectors in zip(planes, self._planes(columns), strict=True):
+            self.similarities(rows, vectors, out=plane)
+        return self.pool.gather(planes)
+
+    def _planes(self, columns: slice) -> list[slice]:
+        """The vectors of these classes: a slice for the first vector of each, one for the second, and so on."""
+        k = 1 if self.pool is None else self.pool.size
+        return [slice(columns.start * k + plane, columns.stop * k, k) for plane in range(k)]
+
     def similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         """Product 1: (b, t), with the bias."""
         x, y = self.x.block(rows), self.y.block(columns)
@@ -79,8 +95,16 @@ class Products:
         if fold_y is not None:
             tile.mul_(fold_y.t())
 
+    def add_tile(self, rows: slice, columns: slice, g: Tensor, shares: Tensor | None) -> None:
+        """Products 2 and 3 of a `tile` of two sets."""
+        if self.pool is None or shares is None:
+            self.add(rows, columns, g)
+        else:
+            for plane, vectors in zip(self.pool.expand(g, shares), self._planes(columns), strict=True):
+                self.add(rows, vectors, plane)
+
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
-        """Products 2 and 3 of a tile of two sets. `g` (b, t), the gradient by its similarities, is used up."""
+        """Products 2 and 3 of some similarities (b, t) of two sets. Their gradient `g` is used up."""
         for gradient in self.bias.gradients:
             if gradient is not None:
                 gradient[columns] += g.sum(0)
@@ -122,6 +146,21 @@ class Products:
             self.grad_x[rows].addcmul_(y, g)
         if self.grad_y is not None:
             self.grad_y.index_add_(0, columns, x * g)
+
+    def add_penalty(self, weight: Tensor) -> Tensor:
+        """The sum of the pool's own term, a block of classes at a time; adds its gradient, times the weight."""
+        total, dimension = self.like.new_zeros(()), self.y.shape[1]
+        assert self.pool is not None
+        k = self.pool.size
+        for part in blocks(self.y.shape[0], max(1, self.sizes.turned // (k * dimension)) * k):
+            vectors, fold = self.y.block(part), self.y.fold(part)
+            term = self.pool.penalty((vectors if fold is None else vectors * fold).view(-1, k, dimension))
+            if term is None:
+                break
+            total += term[0]
+            if self.grad_y is not None:
+                self.grad_y[part].addcmul_(term[1].view(-1, dimension), weight if fold is None else weight * fold)
+        return total
 
     def scale(self, factor: Tensor) -> None:
         """Multiply all gradients so far."""
