@@ -57,7 +57,9 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     ],
     "CosFaceLoss": [
         {"scale": 1024.0},
+        {"scale": 8.0, "margin": by_class},
         {"scale": 8.0, "learnable": True, "label_smoothing": 0.1},
+        {"scale": 8.0, "learnable": True, "margin": by_class},
     ],
     "CurricularFaceLoss": [{"margin": 1.0, "scale": 8.0}],
     "FastAPLoss": [{"num_bins": 3}],

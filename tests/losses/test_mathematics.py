@@ -530,13 +530,14 @@ def arcface(margin: float, theta: Tensor, **arguments: bool) -> Tensor:
 
 
 def test_label_smoothing_is_cross_entropy_with_soft_targets() -> None:
-    """Of softmax, and of CosFace with its margin, which the smoothed target's logit keeps."""
+    """Of softmax, and of CosFace with its margins by class, which the smoothed target's logit keeps."""
     plain = losses.SoftmaxLoss(C, D, bias=False, label_smoothing=0.2).double()
     value = functional_call(plain, {"weight": W}, (X, LABELS))
     torch.testing.assert_close(value, cross_entropy(X @ W.T, LABELS, label_smoothing=0.2))
-    loss = losses.CosFaceLoss(C, D, margin=0.3, scale=8.0, label_smoothing=0.2).double()
+    margins = torch.linspace(0.1, 0.4, C, dtype=torch.float64)
+    loss = losses.CosFaceLoss(C, D, margin=margins, scale=8.0, label_smoothing=0.2).double()
     value = functional_call(loss, {"weight": W}, (X, LABELS))
-    logits = 8 * (unit(X) @ unit(W).T - one_hot(LABELS, C) * 0.3)
+    logits = 8 * (unit(X) @ unit(W).T - one_hot(LABELS, C) * margins)
     torch.testing.assert_close(value, cross_entropy(logits, LABELS, label_smoothing=0.2))
     near_miss = cross_entropy(8 * unit(X) @ unit(W).T, LABELS, label_smoothing=0.2)
     assert abs(float(value - near_miss)) > 0.1

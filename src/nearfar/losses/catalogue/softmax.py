@@ -166,7 +166,7 @@ class CosFaceLoss(ClassLevelLoss):
 
     Args:
         num_classes, embedding_size: shape of the class weights.
-        margin: m.
+        margin: m; or a tensor (num_classes,), one for every class.
         scale: γ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log γ.
         label_smoothing: how much of the target's probability all classes share.
@@ -175,7 +175,7 @@ class CosFaceLoss(ClassLevelLoss):
     arXiv:1801.09414, Eq. 4.
     """
 
-    margin: float = 0.35
+    margin: float | Tensor = 0.35
     scale: Positive = 64.0
     _: KW_ONLY
     learnable: InitVar[bool] = False
