@@ -72,6 +72,7 @@ ARGUMENTS: dict[str, list[dict[str, Any]]] = {
     ],
     "MultiSimilarityLoss": [
         {"epsilon": None},
+        {"learn_base": True},
         {"alpha": 4.0, "beta": 20.0, "base": 0.3, "epsilon": -0.05},
     ],
     "NPairsLoss": [{"l2_weight": 0.0}],
@@ -159,12 +160,14 @@ class Setting:
 
     def reference(self, loss: losses.Loss, labels: Tensor | None = None) -> Callable[[Case], tuple[Tensor, Tensor]]:
         """The naive reference with the same arguments, and with the loss's own state."""
-        ours_alone = ("num_classes", "embedding_size", "bias", "learnable", "learn_beta")
+        ours_alone = ("num_classes", "embedding_size", "bias", "learnable", "learn_beta", "learn_base")
         arguments = {k: v for k, v in self.arguments.items() if k not in ours_alone}
         arguments = {k: getattr(loss, k) if callable(v) else v for k, v in arguments.items()}
         if loss.logit_scale is not None:
             inverse = "temperature" in arguments
             arguments["temperature" if inverse else "scale"] = (loss.logit_scale * (-1 if inverse else 1)).exp()
+        if "learn_base" in self.arguments:
+            arguments["base"] = loss.base
         if isinstance(loss, losses.L2SoftmaxLoss):
             arguments["scale"] = loss.scale
         elif isinstance(loss, losses.RankedListLoss):

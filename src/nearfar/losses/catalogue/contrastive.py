@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, InitVar
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
@@ -134,6 +134,7 @@ class MultiSimilarityLoss(Loss):
         alpha, beta: scales of the positive and the negative side.
         base: the similarity λ at which a pair's exponent is zero.
         epsilon: the mining's slack; None keeps all pairs.
+        learn_base: learn λ, as the parameter `base`.
 
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
     2019, arXiv:1904.06627.
@@ -142,9 +143,14 @@ class MultiSimilarityLoss(Loss):
     row_local = True
     alpha: Positive = 2.0
     beta: Positive = 50.0
-    base: float = 0.5
+    base: float | Tensor = 0.5
     _: KW_ONLY
     epsilon: float | None = 0.1
+    learn_base: InitVar[bool] = False
+
+    def set_up(self, learn_base: bool) -> None:
+        if learn_base:
+            self.base = nn.Parameter(torch.tensor(float(self.base)))
 
     def spec(self) -> LossSpec:
         return LossSpec(
