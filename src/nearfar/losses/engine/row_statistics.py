@@ -229,7 +229,8 @@ class RowStatistics:
             if spec.average == "active":
                 factors = [weights.over_active(side.active) for side in self.statistics]
             losses, by = combined(spec, (positive.value(), n), (positive.absent, negative.absent), factors)
-        counted, pull = weights.counted[rows], weights.pull[rows]
+        counted = weights.counted[rows]
+        pull = torch.where(counted, weights.pull[rows], 0)
         if spec.smoothing:
             number, total = (c.clamp_min(1).to(n.dtype) for c in (positive.count, positive.count + negative.count))
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
