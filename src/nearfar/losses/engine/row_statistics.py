@@ -35,7 +35,7 @@ class Statistic:
 
     Args:
         reduction: A_p or A_n.
-        count: (n,) the rows' pairs of the kind; with mining it is counted anew, over the pairs that are kept.
+        count: (n,) how many pairs of the kind the rows have; with mining, the pairs that are kept are counted instead.
 
     Attributes:
         state: the reduction's, of all tiles so far.
