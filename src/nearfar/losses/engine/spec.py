@@ -73,6 +73,11 @@ def over_negatives(negative: Map, act: Act, normalize: tuple[bool, bool] = (True
     return LossSpec(Linear(), negative, combine="negatives", act=act, average="all", normalize=normalize)
 
 
+def plain_sums(positive: Map, negative: Map, **settings: Any) -> LossSpec:
+    """l_r = a Σ f_p(s_p) + b Σ f_n(s_n)."""
+    return LossSpec(positive, negative, gather=("sum", "sum"), combine="split", act="identity", **settings)
+
+
 class StripSpec(NamedTuple):
     """A row-local loss outside the formula: a differentiable function of a strip of similarities.
 
