@@ -52,8 +52,8 @@ class TwoTowerLoss(Loss):
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        """What these `rows` of both towers, all or those of one rank, add to the loss of the `towers`; `pairs` are the
-        rows of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
+        """The part of these `rows` of both towers, all or one rank's, in the loss of the `towers`; `pairs` are the rows
+        of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
         """
         raise TypeError(f"{type(self).__name__} does not say what its loss is: define of_rows() or of_towers()")
 

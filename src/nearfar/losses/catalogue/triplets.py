@@ -105,8 +105,8 @@ class TripletMarginLoss(DistanceLoss):
         d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
         count = _compared if columns.shape[1] < MANY else _sorted
         of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
-        if s.device.type == "cpu" and not bool(of_positives.any()):  # elsewhere one would have to wait for the answer
-            nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
+        if s.device.type == "cpu" and not bool(of_positives.any()):  # looking at another device would wait for it
+            nothing = distance.sum(1).mul_(0)  # NaN where a distance is NaN
             return nothing, nothing, None
         factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
         number = of_positives.sum(1)
@@ -133,7 +133,7 @@ class TripletMarginLoss(DistanceLoss):
 
 
 def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive (b, K) and each negative (b, M) is, a block of positives at a time.
+    """The number of active triplets of each positive (b, K) and each negative (b, M), by blocks of positives.
 
     A triplet is active if d_n < d_p + margin; a semi-hard one if also d_p < d_n. Columns that are not positive have
     d_p = -inf, those that are not negative d_n = inf.
@@ -209,7 +209,7 @@ class MarginLoss(Loss):
             self.register_buffer("beta", value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "MarginLoss":
-        """Convert a boundary that has not moved from the number given, not from its rounding in the old precision."""
+        """Convert a boundary that has not moved from its exact setting, not from its rounding in the old precision."""
         unmoved = not self._beta.is_meta and bool((self._beta == self.beta_at_first).all())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if unmoved and not self._beta.is_meta:
@@ -223,7 +223,7 @@ class MarginLoss(Loss):
         return self.beta
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""
+        """The rows' boundaries, and for drawn negatives a random number in [0, 1) and the dimension."""
         boundary = self._boundaries(embeddings, labels)
         if self.sampling == "all":
             return (boundary,)
