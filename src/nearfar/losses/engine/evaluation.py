@@ -108,7 +108,7 @@ class Evaluation:
     def _of_group(self, group: Group, spec: LossSpec) -> Tensor:
         """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
         by_numbers = self.row_numbers.gradients, self.column_numbers.gradients
-        statistics = RowStatistics(spec, self.pairs, group.rows, self.like, *by_numbers)
+        statistics = RowStatistics(spec, self.pairs, group.rows, self.like, group.one_tile, *by_numbers)
         sweeps, picks = statistics.sweeps, self._picks(spec)
         hold = self.wanted and not picks
         left: float = self.plan.budget if hold or len(sweeps) > 1 else 0

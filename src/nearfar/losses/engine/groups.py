@@ -17,6 +17,11 @@ class Group:
     rows: slice
     tiles: list[Tile]
 
+    @property
+    def one_tile(self) -> bool:
+        """Whether one tile has all pairs of the rows."""
+        return len(self.tiles) == 1 and self.tiles[0][0] == self.rows
+
 
 def of_one_set(n: int, towers: int | None, sizes: Sizes) -> Group:
     """Samples × the same samples: the tiles of the upper triangle, each of which serves the rows of both its sides; for

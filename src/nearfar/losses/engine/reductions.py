@@ -90,7 +90,7 @@ class LogSumExp:
         return state[1].log().add_(state[0])
 
     def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
-        return (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
+        return 1.0 if tile is state else (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
 
 
 class Sum:
@@ -154,7 +154,7 @@ class Max:
         return state[0]
 
     def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
-        return (tile[1] == state[1]).to(state[0].dtype)
+        return 1.0 if tile is state else (tile[1] == state[1]).to(state[0].dtype)
 
 
 class Negated:

@@ -91,7 +91,7 @@ def _of_strip(
             losses, active = result[0], result[1].detach()
         else:
             losses = result
-        losses, pull = (torch.where(weights.counted[rows], x, 0) for x in (losses, weights.pull[rows]))
+        losses, pull = (x.masked_fill(weights.left_out[rows], 0) for x in (losses, weights.pull[rows]))
     if not wanted:
         slopes = None
     elif not spec.closed:

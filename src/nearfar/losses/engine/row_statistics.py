@@ -43,14 +43,17 @@ class Statistic:
         total: (n,) the sum of the terms, for label smoothing.
     """
 
-    def __init__(self, spec: LossSpec, reduction: Reduction, count: Tensor, like: Tensor):
-        self.spec, self.reduction = spec, reduction
+    def __init__(self, spec: LossSpec, reduction: Reduction, count: Tensor, like: Tensor, one_tile: bool):
+        self.spec, self.reduction, self.one_tile = spec, reduction, one_tile
         self.state = reduction.none(like.new_empty(len(count)))
         self.active, self.total = like.new_zeros(len(count)), like.new_zeros(len(count))
         self.count = count if spec.mining is None else like.new_zeros(len(count))
 
     def add(self, rows: slice, tile: State) -> None:
         """Merge the state of a tile of these rows."""
+        if self.one_tile:
+            self.state = tile
+            return
         merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
         for whole, part in zip(self.state, merged, strict=True):
             whole[rows] = part
@@ -74,18 +77,19 @@ class Statistic:
         if self.spec.smoothing:
             self.total = ranks.sum(self.total)
 
-    @property
+    @functools.cached_property
     def absent(self) -> Tensor:
-        """(n,) which rows have no such pairs."""
+        """(n,) which rows have no such pairs, once all are counted."""
         return self.count == 0
 
     def value(self) -> Tensor:
-        """P or N (n,), zero where a row has no such pairs."""
-        return self.reduction.value(self.state, self.count).masked_fill(self.absent, 0)
+        """P or N (n,); it means nothing where a row has no such pairs."""
+        return self.reduction.value(self.state, self.count)
 
     def factor(self, rows: slice, tile: State) -> Tensor | float:
         """What the shares of a tile of these rows are multiplied by: (b,), or one number."""
-        return self.reduction.factor(tile, tuple(part[rows] for part in self.state), self.count[rows])
+        state = self.state if tile is self.state else tuple(part[rows] for part in self.state)
+        return self.reduction.factor(tile, state, self.count[rows])
 
 
 class RowStatistics:
@@ -93,6 +97,7 @@ class RowStatistics:
 
     Args:
         rows: of the group, among all.
+        one_tile: one tile has all pairs of the group.
         by_row, by_column: the gradients by numbers of the rows, (N,), and of the columns, (M,); None: not wanted.
     """
 
@@ -102,6 +107,7 @@ class RowStatistics:
         pairs: Pairs,
         rows: slice,
         like: Tensor,
+        one_tile: bool,
         by_row: Sequence[Tensor | None],
         by_column: Sequence[Tensor | None],
     ):
@@ -110,8 +116,10 @@ class RowStatistics:
         self.each, self.mined = spec.combine == "each", spec.mining is not None
         positives, negatives = pairs.positives[rows], pairs.negatives[rows]
         self.statistics = [
-            Statistic(spec, EachPositive() if self.each else REDUCTIONS[spec.gather[0]], positives, like),
-            Statistic(spec, REDUCTIONS[spec.gather[1]], negatives + positives if spec.others else negatives, like),
+            Statistic(spec, EachPositive() if self.each else REDUCTIONS[spec.gather[0]], positives, like, one_tile),
+            Statistic(
+                spec, REDUCTIONS[spec.gather[1]], negatives + positives if spec.others else negatives, like, one_tile
+            ),
         ]
         n = len(positives)
         self.lowest_positive, self.highest_negative = like.new_full((n,), math.inf), like.new_full((n,), -math.inf)
@@ -211,7 +219,7 @@ class RowStatistics:
 
     @functools.cached_property
     def finished_negatives(self) -> Tensor:
-        """N (n,), zero where a row has none."""
+        """N (n,); it means nothing where a row has none."""
         return self.statistics[NEGATIVE].value()
 
     def finish(self, weights: RowWeights, rows: slice) -> Tensor:
@@ -225,20 +233,22 @@ class RowStatistics:
         elif spec.combine == "negatives":  # a joint loss with P = 0
             losses, by = combined(spec, (torch.zeros_like(n), n), [negative.absent] * 2, ())
         else:
-            factors: Any = weights.positive_side[rows], 1.0
-            if spec.average == "active":
+            factors: Any = 1.0, 1.0
+            if spec.average == "sides":
+                factors = weights.positive_side[rows], 1.0
+            elif spec.average == "active":
                 factors = [weights.over_active(side.active) for side in self.statistics]
             losses, by = combined(spec, (positive.value(), n), (positive.absent, negative.absent), factors)
-        counted = weights.counted[rows]
-        pull = torch.where(counted, weights.pull[rows], 0)
+        left_out = weights.left_out[rows]
+        pull = weights.pull[rows].masked_fill(left_out, 0)
         if spec.smoothing:
             number, total = (c.clamp_min(1).to(n.dtype) for c in (positive.count, positive.count + negative.count))
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
             losses = losses + shares[POSITIVE] * positive.total + shares[NEGATIVE] * negative.total
             self.plain_pull = [pull * share for share in shares]
-        # What is not counted may be infinite, and times a weight of zero it would be NaN.
-        self.pull = [torch.where(counted, pull * slope, 0) for slope in by]
-        return torch.where(counted, losses, 0)
+        # What is left out may be infinite, and times a weight of zero it would be NaN.
+        self.pull = [(pull * slope).masked_fill(left_out, 0) for slope in by]
+        return losses.masked_fill(left_out, 0)
 
     @property
     def nothing_to_learn(self) -> bool:

@@ -18,9 +18,8 @@ class RowWeights:
 
     Attributes, all (N,) in the engine's order:
         weight: the caller's weights.
-        factor: the factors of the rows' losses, before they are averaged or added.
-        counted: whether the row's loss counts; it is zero otherwise.
-        positive_side: the factor k_p of the positive term of a split loss.
+        left_out: the rows whose loss does not count; it is zero.
+        positive_side: for average "sides", the factor k_p of the positive term.
         pull: d result / d l_r, the row's weight in the mean or sum, or the upstream gradient of reduction "none".
     """
 
@@ -31,28 +30,38 @@ class RowWeights:
         self.weight = like.new_ones(pairs.rows)
         if plan.row_weight is not None:
             self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
-        self.factor = self.weight * self._scale
-        present = pairs.positives > 0
+        self.left_out = torch.zeros_like(self.weight, dtype=torch.bool)
+        if average in ("both", "pairs", "positive"):
+            self.left_out = pairs.positives == 0
         if average in ("both", "pairs"):
-            self.counted = present & (pairs.negatives > 0)
-        else:
-            self.counted = present if average == "positive" else torch.ones_like(present)
-        known = None if pairs.spread is None else pairs.spread.total
-        self.positive_side = torch.ones_like(self.weight)
+            self.left_out |= pairs.negatives == 0
+        self.positive_side = self.weight
         if average == "sides":
-            number = over_all_rows(pairs, torch.stack([self.counted.sum(), present.sum()]))
-            rows = number[0] if known is None else known
-            self.positive_side = present.to(dtype) * rows / number[1].clamp_min(1)
+            present = (pairs.positives > 0).to(dtype)
+            rows, number = self._represented(torch.ones_like(present).sum()), over_all_rows(pairs, present.sum())
+            self.positive_side = present * (rows / number.clamp_min(1))
         if upstream is not None:
             self.pull = self.factor * ordered(upstream, pairs.row_order).to(dtype)
         elif plan.reduction != "mean":
             self.pull = self.factor
         else:
-            share = self.weight * self.counted
+            share = self.weight.masked_fill(self.left_out, 0)
             if average == "pairs":
                 share = share * pairs.positives
-            total = over_all_rows(pairs, share.sum()) if known is None else self.weight.new_tensor(known)
-            self.pull = share * self._scale / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
+            total = self._represented(share.sum())
+            self.pull = share * (self._scale / total.clamp_min(torch.finfo(dtype).tiny))  # 0 if nothing counts
+
+    def _represented(self, total: Tensor) -> Tensor:
+        """The total over all ranks' rows; where classes are drawn, the number of rows that these represent."""
+        spread = self._pairs.spread
+        if spread is not None and spread.total is not None:
+            return total.new_tensor(spread.total)
+        return over_all_rows(self._pairs, total)
+
+    @property
+    def factor(self) -> Tensor:
+        """(N,) the factors of the rows' losses, before they are averaged or added."""
+        return self.weight * self._scale
 
     def over_active(self, active: Tensor) -> Tensor:
         """The factor that makes the mean over rows a mean over active terms: the sum of the weights divided by the
