@@ -172,7 +172,9 @@ class ClassPairs(Pairs):
         slots = min(self.widest, width)
         if slots == 0:
             return None
-        first, stop = ((bound[rows, None] - columns.start).clamp_(0, width) for bound in (self.start, self.stop))
+        first, stop = self.start[rows, None], self.stop[rows, None]
+        if width < self.columns:
+            first, stop = ((bound - columns.start).clamp_(0, width) for bound in (first, stop))
         column = first + torch.arange(slots, device=first.device)
         vacant, column = column >= stop, torch.minimum(column, stop - 1).clamp_min_(0)
         itself = None if self.own is None else column == self.own[rows, None] - columns.start

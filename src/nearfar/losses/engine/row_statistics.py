@@ -35,19 +35,20 @@ class Statistic:
 
     Args:
         reduction: A_p or A_n.
-        count: (n,) how many pairs of the kind the rows have; with mining, the pairs that are kept are counted instead.
+        pairs: (n,) how many pairs of the kind the rows have.
+        one_tile: one tile has all pairs of the group.
 
     Attributes:
         state: the reduction's, of all tiles so far.
-        active: (n,) the number of terms that are not zero, for an average over these.
-        total: (n,) the sum of the terms, for label smoothing.
+        sums: (n,) each, what else is summed over the terms, where the loss needs it: how many are "kept" by mining, how
+            many are "active" (not zero), and their "total" for label smoothing.
     """
 
-    def __init__(self, spec: LossSpec, reduction: Reduction, count: Tensor, like: Tensor, one_tile: bool):
-        self.spec, self.reduction, self.one_tile = spec, reduction, one_tile
-        self.state = reduction.none(like.new_empty(len(count)))
-        self.active, self.total = like.new_zeros(len(count)), like.new_zeros(len(count))
-        self.count = count if spec.mining is None else like.new_zeros(len(count))
+    def __init__(self, spec: LossSpec, reduction: Reduction, pairs: Tensor, like: Tensor, one_tile: bool):
+        self.reduction, self.pairs, self.one_tile = reduction, pairs, one_tile
+        self.state = reduction.none(like.new_empty(len(pairs)))
+        needed = {"kept": spec.mining is not None, "active": spec.average == "active", "total": spec.smoothing > 0}
+        self.sums = {name: like.new_zeros(len(pairs)) for name, wanted in needed.items() if wanted}
 
     def add(self, rows: slice, tile: State) -> None:
         """Merge the state of a tile of these rows."""
@@ -58,28 +59,26 @@ class Statistic:
         for whole, part in zip(self.state, merged, strict=True):
             whole[rows] = part
 
-    def count_terms(self, rows: slice, terms: Terms) -> None:
-        """Add the terms of a tile of these rows to what is counted."""
-        if self.spec.mining is not None:
-            self.count[rows] += terms.keep(torch.ones_like(terms.v), 0.0).sum(1)
-        if self.spec.average == "active":
-            self.active[rows] += terms.keep(terms.v, 0.0).count_nonzero(1)
-        if self.spec.smoothing:
-            self.total[rows] += terms.keep(terms.v.clone(), 0.0).sum(1)
+    def add_sums(self, rows: slice, terms: Terms) -> None:
+        """Add the terms of a tile of these rows to the sums."""
+        for name, total in self.sums.items():
+            values = torch.ones_like(terms.v) if name == "kept" else terms.v.clone()
+            values = terms.keep(values, 0.0)
+            total[rows] += values.count_nonzero(1) if name == "active" else values.sum(1)
 
     def over_ranks(self, ranks: Any) -> None:
         """Merge the statistics of all ranks, each of which has other columns."""
         self.state = self.reduction.over_ranks(self.state, ranks)
-        if self.spec.mining is not None:
-            self.count = ranks.sum(self.count)
-        if self.spec.average == "active":
-            self.active = ranks.sum(self.active)
-        if self.spec.smoothing:
-            self.total = ranks.sum(self.total)
+        self.sums = {name: ranks.sum(total) for name, total in self.sums.items()}
+
+    @property
+    def count(self) -> Tensor:
+        """(n,) the number of terms, once all tiles have come."""
+        return self.sums.get("kept", self.pairs)
 
     @functools.cached_property
     def absent(self) -> Tensor:
-        """(n,) which rows have no such pairs, once all are counted."""
+        """(n,) which rows have no terms, once all tiles have come."""
         return self.count == 0
 
     def value(self) -> Tensor:
@@ -121,8 +120,9 @@ class RowStatistics:
                 spec, REDUCTIONS[spec.gather[1]], negatives + positives if spec.others else negatives, like, one_tile
             ),
         ]
-        n = len(positives)
-        self.lowest_positive, self.highest_negative = like.new_full((n,), math.inf), like.new_full((n,), -math.inf)
+        if self.mined:
+            self.lowest_positive = torch.full_like(positives, math.inf, dtype=like.dtype)
+            self.highest_negative = -self.lowest_positive
 
     @property
     def sweeps(self) -> list[Sweep]:
@@ -188,7 +188,7 @@ class RowStatistics:
         else:
             terms = positive_terms(self.spec.positive, side, self._easy_positives(side))
         if first:
-            statistic.count_terms(side.rows, terms)
+            statistic.add_sums(side.rows, terms)
         if kind == POSITIVE and self.each:
             losses, shares = activate(self.spec.act, terms.v.add_(self.finished_negatives[side.rows].unsqueeze(1)))
             shares = terms.keep(shares, 0.0)
@@ -237,14 +237,14 @@ class RowStatistics:
             if spec.average == "sides":
                 factors = weights.positive_side[rows], 1.0
             elif spec.average == "active":
-                factors = [weights.over_active(side.active) for side in self.statistics]
+                factors = [weights.over_active(side.sums["active"]) for side in self.statistics]
             losses, by = combined(spec, (positive.value(), n), (positive.absent, negative.absent), factors)
         left_out = weights.left_out[rows]
         pull = weights.pull[rows].masked_fill(left_out, 0)
         if spec.smoothing:
             number, total = (c.clamp_min(1).to(n.dtype) for c in (positive.count, positive.count + negative.count))
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
-            losses = losses + shares[POSITIVE] * positive.total + shares[NEGATIVE] * negative.total
+            losses = losses + shares[POSITIVE] * positive.sums["total"] + shares[NEGATIVE] * negative.sums["total"]
             self.plain_pull = [pull * share for share in shares]
         # What is left out may be infinite, and times a weight of zero it would be NaN.
         self.pull = [(pull * slope).masked_fill(left_out, 0) for slope in by]
