@@ -34,7 +34,7 @@ def combined(
 
     Args:
         values: P and N.
-        absent: which rows have no positives, and which no negatives.
+        absent: the rows without positives, and those without negatives; their values may be infinite.
         factors: k_p and k_n of a split loss.
     """
     if spec.combine != "split":

@@ -137,7 +137,7 @@ class Products:
         s = functools.reduce(torch.mul, folds, (x * y).sum(1))
         for bias in self.bias.values:
             s = s + bias[columns]
-        g = torch.where(pull == 0, 0, pull * function.slopes(s)[1])
+        g = (pull * function.slopes(s)[1]).masked_fill_(pull == 0, 0)
         for gradient in self.bias.gradients:
             if gradient is not None:
                 gradient.index_add_(0, columns, g)

@@ -76,11 +76,6 @@ class Statistic:
         """(n,) the number of terms, once all tiles have come."""
         return self.sums.get("kept", self.pairs)
 
-    @functools.cached_property
-    def absent(self) -> Tensor:
-        """(n,) which rows have no terms, once all tiles have come."""
-        return self.count == 0
-
     def value(self) -> Tensor:
         """P or N (n,); it means nothing where a row has no such pairs."""
         return self.reduction.value(self.state, self.count)
@@ -223,32 +218,33 @@ class RowStatistics:
         return self.statistics[NEGATIVE].value()
 
     def finish(self, weights: RowWeights, rows: slice) -> Tensor:
-        """The rows' losses (n,); keeps what the gradient of their weighted sum needs."""
-        spec, n = self.spec, self.finished_negatives
+        """The rows' losses (n,); keeps what the gradient of their weighted sum needs. A row that is left out, or lacks
+        pairs, may have infinite values: they are replaced by zeros before they meet a weight of zero.
+        """
+        spec, n, left_out, pull = self.spec, self.finished_negatives, weights.left_out[rows], weights.pull[rows]
         positive, negative = self.statistics
+        absent = [(statistic.count == 0) | left_out for statistic in self.statistics]
         if self.each:
-            number, none = positive.count.clamp_min(1), positive.absent | negative.absent
+            number, none = positive.count.clamp_min(1), absent[POSITIVE] | absent[NEGATIVE]
             total, by_n = positive.state
             losses, *by = ((x / number).masked_fill(none, 0) for x in (total, torch.ones_like(n), by_n))
         elif spec.combine == "negatives":  # a joint loss with P = 0
-            losses, by = combined(spec, (torch.zeros_like(n), n), [negative.absent] * 2, ())
+            losses, by = combined(spec, (torch.zeros_like(n), n), [absent[NEGATIVE]] * 2, ())
         else:
             factors: Any = 1.0, 1.0
             if spec.average == "sides":
                 factors = weights.positive_side[rows], 1.0
             elif spec.average == "active":
-                factors = [weights.over_active(side.sums["active"]) for side in self.statistics]
-            losses, by = combined(spec, (positive.value(), n), (positive.absent, negative.absent), factors)
-        left_out = weights.left_out[rows]
-        pull = weights.pull[rows].masked_fill(left_out, 0)
+                factors = [weights.over_active(statistic.sums["active"]) for statistic in self.statistics]
+            losses, by = combined(spec, (positive.value(), n), absent, factors)
+        self.pull = [pull * slope for slope in by]
         if spec.smoothing:
             number, total = (c.clamp_min(1).to(n.dtype) for c in (positive.count, positive.count + negative.count))
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
             losses = losses + shares[POSITIVE] * positive.sums["total"] + shares[NEGATIVE] * negative.sums["total"]
+            losses, pull = (x.masked_fill(left_out, 0) for x in (losses, pull))
             self.plain_pull = [pull * share for share in shares]
-        # What is left out may be infinite, and times a weight of zero it would be NaN.
-        self.pull = [(pull * slope).masked_fill(left_out, 0) for slope in by]
-        return losses.masked_fill(left_out, 0)
+        return losses
 
     @property
     def nothing_to_learn(self) -> bool:

@@ -30,11 +30,12 @@ class RowWeights:
         self.weight = like.new_ones(pairs.rows)
         if plan.row_weight is not None:
             self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
-        self.left_out = torch.zeros_like(self.weight, dtype=torch.bool)
-        if average in ("both", "pairs", "positive"):
-            self.left_out = pairs.positives == 0
         if average in ("both", "pairs"):
-            self.left_out |= pairs.negatives == 0
+            self.left_out = (pairs.positives == 0) | (pairs.negatives == 0)
+        elif average == "positive":
+            self.left_out = pairs.positives == 0
+        else:
+            self.left_out = torch.zeros_like(pairs.positives, dtype=torch.bool)
         self.positive_side = self.weight
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
