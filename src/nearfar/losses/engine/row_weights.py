@@ -41,10 +41,11 @@ class RowWeights:
             present = (pairs.positives > 0).to(dtype)
             rows, number = self._represented(torch.ones_like(present).sum()), over_all_rows(pairs, present.sum())
             self.positive_side = present * (rows / number.clamp_min(1))
+        self._summed = self.weight
         if upstream is not None:
-            self.pull = self.factor * ordered(upstream, pairs.row_order).to(dtype)
-        elif plan.reduction != "mean":
-            self.pull = self.factor
+            self._summed = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+        if plan.reduction != "mean":
+            self.pull = self._summed * self._scale
         else:
             share = self.weight.masked_fill(self.left_out, 0)
             if average == "pairs":
@@ -78,6 +79,6 @@ class RowWeights:
         and the number of rows in the sum.
         """
         if self._reduction != "mean":
-            return self.pull.sum() / self._scale
+            return self._summed.sum()
         spread = self._pairs.spread
         return self.pull.new_tensor(1.0 if spread is None or spread.over == "columns" else 1 / spread.ranks.size)
