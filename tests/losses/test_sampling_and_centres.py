@@ -102,7 +102,7 @@ def test_what_centres_refuse() -> None:
     with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, not 1\.1"):
         losses.CenterLoss(4, SIZE, alpha=1.1)
     loss = losses.SubCenterArcFaceLoss(2, SIZE)
-    with pytest.raises(ValueError, match=r"if these are degrees, threshold=math.radians\(75\) is 1.309"):
+    with pytest.raises(ValueError, match=r"if this one is in degrees, math.radians\(75\) is 1.309"):
         loss.get_outliers(torch.randn(3, SIZE), torch.tensor([0, 1, 1]), threshold=75)
 
 

@@ -1,6 +1,7 @@
 """Losses for deep metric learning, every one a setting of one formula, run by one exact engine.
 
-    the frame       loss.py        knows the pairs of a batch, owns the class vectors, calls the engine
+    the frame       loss.py        knows the pairs of a batch, calls the engine
+                    classes.py     the class vectors that a loss may own: logits, predictions, more classes
                     settings.py    the arguments of constructors, each declared once
                     inputs.py, mined.py     labels, masks and miners' lists, checked and turned into pairs
                     sums.py, cross_batch_memory.py, matryoshka.py, self_supervised.py   losses made of losses

@@ -156,7 +156,7 @@ def check_class_ids(labels: Tensor, classes: int) -> None:
         if low < 0 or high >= classes:
             raise InputError(
                 f"labels run from {low} to {high}, but num_classes={classes} takes 0 to {classes - 1}: "
-                "number the training classes from 0, or raise num_classes"
+                "number the training classes from 0, or add classes with loss.extend_classes(n)"
             )
 
 

@@ -1,16 +1,16 @@
 """`Loss`, the module that every loss is: it knows the pairs of a batch, owns the class vectors, calls the engine."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, InitVar
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearfar.errors import InputError, StateError
 from nearfar.losses import engine, inputs, migration, mined
 from nearfar.losses.calling import eager, warn_caller
+from nearfar.losses.classes import WithClasses
 from nearfar.losses.engine.memory import Spare
 from nearfar.losses.engine.pairs import Pairs, over_all_rows
 from nearfar.losses.engine.plan import BUDGET, SIZES, Plan
@@ -19,7 +19,6 @@ from nearfar.losses.inputs import Batch
 from nearfar.losses.mined import IndicesTuple, TuplePairs
 from nearfar.losses.placeholders import with_placeholders
 from nearfar.losses.settings import Bytes, PositiveInt
-from nearfar.losses.sums import Summand
 
 if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
@@ -28,7 +27,7 @@ Reduction = Literal["mean", "sum", "none"]
 Learned = Literal["classes", "scale", "boundary"]  # kinds of parameters, each with a learning rate of its own
 
 
-class Loss(Summand, common=True):
+class Loss(WithClasses, common=True):
     """A loss of embeddings and labels.
 
     Args:
@@ -36,8 +35,7 @@ class Loss(Summand, common=True):
         memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
         dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
-        sharded: leave the class weights without values, for more classes than fit into one process;
-            `nearfar.losses.distributed.distribute` then draws every rank's part of them.
+        sharded: see `WithClasses`.
 
     Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give
     `loss.parameters()` to an optimiser.
@@ -48,7 +46,6 @@ class Loss(Summand, common=True):
     memory_budget: Bytes = BUDGET
     check_finite: bool = False
     dense: bool = False
-    sharded: bool = False
 
     # Capabilities, which a loss declares and `LossInfo` shows.
     row_local = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
@@ -69,19 +66,11 @@ class Loss(Summand, common=True):
         "margin": "boundary",
         "m": "boundary",
     }
-    class_level = False  # whether samples are compared with vectors of the classes, and not with each other
-    weighted = False  # whether it owns these vectors as `weight`; faster to read than the parameter
-    num_classes = 0
-    vectors_per_class = 1
     sizes = SIZES  # of the blocks that the engine works in
 
     def create_state(self) -> None:
+        super().create_state()
         self.spare = Spare()  # memory that every step needs
-        self.weight: nn.Parameter | None
-        self.bias: nn.Parameter | None
-        self.logit_scale: nn.Parameter | None  # the logarithm of a learned scale
-        for name in ("weight", "bias", "logit_scale"):
-            self.register_parameter(name, None)
         self.distribution: Distribution | None = None  # over several processes; `distribute` sets it
         self.sampling_step: Tensor  # how many steps have drawn classes, where only some take part
         self.sampled: Tensor | None = None  # the classes of this rank that the last step drew
@@ -95,47 +84,13 @@ class Loss(Summand, common=True):
         if any(size is not None for size in sizes.values()):
             self.add_classes(**sizes)
 
-    def add_classes(
-        self, num_classes: int | None, embedding_size: int | None, *, bias: bool = False, vectors_per_class: int = 1
-    ) -> None:
-        """Own vectors for every class, drawn from He's normal distribution (fan-out), and perhaps biases of zero."""
-        if num_classes is None or embedding_size is None:
-            raise InputError("the class-level form needs both num_classes and embedding_size")
-        if num_classes < 1 or embedding_size < 1:
-            raise InputError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
-        self.weighted = self.class_level = True
-        self.num_classes, self.vectors_per_class = num_classes, vectors_per_class
-        device = torch.device("meta") if self.sharded else None
-        vectors = torch.randn(num_classes * vectors_per_class, embedding_size, device=device)
-        self.weight = nn.Parameter(vectors * self.initial_scale)
-        if bias:
-            self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
-        for setting in self.settings.values():  # a number given as a tensor is one of every class
-            if setting.attribute and isinstance(value := getattr(self, setting.name), Tensor):
-                self.number_by_class(setting.name, value, num_classes)
-
     def train(self, mode: bool = True) -> Self:
         """Set the mode; eval() frees the step buffers."""
         if not mode:
             self.spare.give_up()
         return super().train(mode)
 
-    @property
-    def initial_scale(self) -> float:
-        """The standard deviation of class weights when they are drawn."""
-        return float((2 / (self.num_classes * self.vectors_per_class)) ** 0.5)
-
     # What a loss says of itself
-
-    def spec(self) -> LossSpec | StripSpec:
-        """The setting of the formula that this loss is. A field of a map may be a tensor: a number that all rows share,
-        or one of every class (C,). It is differentiated, too.
-        """
-        raise TypeError(f"{type(self).__name__} does not say which formula it is: define spec()")
-
-    def prepare(self, embeddings: Tensor) -> Tensor:
-        """Transform the embeddings before they are compared; differentiable."""
-        return embeddings
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """The numbers of the rows, (N,) each, that stand for `Row(0)`, `Row(1)` … in the maps; or that a strip function
@@ -156,28 +111,6 @@ class Loss(Summand, common=True):
 
     def after_step(self) -> None:
         """Update the loss's own state in a training step, after the gradient has been formed."""
-
-    def learn_scale(self, scale: float) -> None:
-        """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale)."""
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
-
-    def scales(self, scale: float) -> tuple[Any, Any]:
-        """The learned scale, or else this one, and its negative: for linear maps of negative and positive pairs."""
-        current = scale if self.logit_scale is None else self.logit_scale.exp()
-        return current, -current
-
-    def number_by_class(self, name: str, value: float | Tensor, num_classes: int | None) -> None:
-        """Keep a number, or one of every class (C,): a buffer, or a parameter if it is given as one."""
-        if isinstance(value, Tensor) and (value.shape != (num_classes,) or not value.is_floating_point()):
-            raise InputError(
-                f"{name} by class must be a floating-point tensor of shape (num_classes,), "
-                f"not {value.dtype} {tuple(value.shape)} for num_classes={num_classes}"
-            )
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            vars(self).pop(name, None)
-            self.register_buffer(name, value.clone())
-        else:
-            setattr(self, name, value)
 
     # The call
 
