@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nearfar import losses
-from tests.losses.settings import SETTINGS, SIZE, Setting, unit
+from tests.losses.settings import DEFAULTS, SETTINGS, SIZE, Setting, unit
 
 CLASSES = 16
 LABELS = torch.arange(64) % CLASSES
@@ -178,10 +178,9 @@ def test_margins_and_boundaries_by_class_are_extended() -> None:
 @with_classes
 def test_logits_are_those_of_the_loss_without_its_margin(setting: Setting) -> None:
     """The loss is the cross-entropy of its logits, where it has no margin; several vectors a class are pooled."""
-    if (
-        (setting.info.level == "proxy"
-        and setting.name != "ProxyNCALoss")
-        or setting.name in ("P2SGradLoss", "CenterLoss")
+    if (setting.info.level == "proxy" and setting.name != "ProxyNCALoss") or setting.name in (
+        "P2SGradLoss",
+        "CenterLoss",
     ):
         return
     margins = {
@@ -214,3 +213,144 @@ def test_logits_are_those_of_the_loss_without_its_margin(setting: Setting) -> No
         own = torch.nn.functional.one_hot(labels) > 0
         logits = torch.where(own, (1 - cosines) * (cosines - 1) * loss.gamma, expected)
     torch.testing.assert_close(loss(x, labels), torch.nn.functional.cross_entropy(logits, labels))
+
+
+# Labels
+
+
+X = unit(12, SIZE, seed=4)
+IDS = torch.arange(12) % 4
+
+
+@pytest.mark.parametrize("setting", DEFAULTS, ids=str)
+def test_labels_in_a_column_are_class_ids(setting: Setting) -> None:
+    loss = setting.make().eval()
+    torch.testing.assert_close(loss(X, IDS[:, None]), loss(X, IDS), rtol=0, atol=0)
+    if setting.takes_references:
+        columns = loss(X, IDS[:, None], ref_emb=X.flip(0), ref_labels=IDS.flip(0)[:, None])
+        torch.testing.assert_close(columns, loss(X, IDS, ref_emb=X.flip(0), ref_labels=IDS.flip(0)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("setting", "reduction"), [(s, r) for s in DEFAULTS for r in s.reductions], ids=str)
+def test_samples_without_a_class_are_left_out(setting: Setting, reduction: str) -> None:
+    loss = setting.make(reduction=reduction).eval()
+    labels = IDS.clone()
+    labels[[2, 7]] = -1
+    kept = labels >= 0
+    x = X.clone().requires_grad_()
+    values, expected = loss(x, labels), loss(X[kept], IDS[kept])
+    if values.shape == (len(X),) and len(expected) == kept.sum():
+        assert values[~kept].eq(0).all()
+        values = values[kept]
+    torch.testing.assert_close(values, expected)
+    gradient = torch.autograd.grad(values.sum(), x)[0]
+    assert gradient[~kept].eq(0).all() and gradient[kept].ne(0).any()
+    if setting.takes_references:
+        ours = loss(X, IDS, ref_emb=X.flip(0), ref_labels=labels.flip(0))
+        torch.testing.assert_close(
+            ours, loss(X, IDS, ref_emb=X.flip(0)[kept.flip(0)], ref_labels=IDS.flip(0)[kept.flip(0)])
+        )
+
+
+def test_the_ignored_label_is_a_choice() -> None:
+    ids = IDS - 1
+    assert losses.CircleLoss(ignore_index=None)(X, ids) == losses.CircleLoss()(X, IDS)
+    assert losses.CircleLoss(ignore_index=-100)(X, ids) == losses.CircleLoss()(X, IDS)
+    loss = losses.SoftmaxLoss(4, SIZE, ignore_index=-100).double()
+    with pytest.raises(ValueError, match="labels run from -1 to 2"):
+        loss(X, ids)
+    labels = torch.where(IDS == 1, -100, IDS)
+    torch.testing.assert_close(loss(X, labels), torch.nn.functional.cross_entropy(loss.logits(X), labels))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_memory_ignores_samples_without_a_class(reduction: str) -> None:
+    memory, other = (
+        losses.CrossBatchMemory(losses.ContrastiveLoss(reduction=reduction), SIZE, memory_size=24).double()
+        for _ in range(2)
+    )
+    labels = IDS.clone()
+    labels[3] = -1
+    kept = labels >= 0
+    mask = torch.arange(12) > 6
+    for enqueue_mask in (None, mask, None):
+        x = X.clone().requires_grad_()
+        ours = memory(x, labels, enqueue_mask=enqueue_mask)
+        theirs = other(x[kept], labels[kept], enqueue_mask=None if enqueue_mask is None else mask[kept])
+        if reduction == "none":
+            assert ours[3] == 0
+            ours = torch.cat([ours[:3], ours[4:]])
+        torch.testing.assert_close(ours, theirs)
+    assert memory.num_enqueued == other.num_enqueued and not memory.label_memory.eq(-1).any()
+    memory.enqueue(X, labels)
+    assert not memory.label_memory.eq(-1).any()
+
+
+SOFT = [s for s in WITH_CLASSES if s.make().takes_soft_labels]
+
+
+def mixed(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Two class ids of every sample, and the probability of the first."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.randint(0, 5, (2, 12), generator=generator)
+    return a, b, torch.rand(12, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("setting", SOFT, ids=str)
+def test_soft_labels_weigh_the_losses_of_the_classes(setting: Setting, reduction: str) -> None:
+    a, b, share = mixed()
+    one_hot = [torch.nn.functional.one_hot(ids, 5) for ids in (a, b)]
+    soft = share[:, None] * one_hot[0] + (1 - share)[:, None] * one_hot[1]
+    weight = torch.linspace(0.5, 2, 12, dtype=torch.float64)
+    loss, rows = setting.make(reduction=reduction).eval(), setting.make(reduction="none").eval()
+    x, again = (X.clone().requires_grad_() for _ in range(2))
+    values = share * rows(again, a) + (1 - share) * rows(again, b)
+    weighted = (values * weight).sum() / weight.sum()
+    expected = {"mean": weighted, "sum": (values * weight).sum(), "none": values * weight}[reduction]
+    ours = loss(x, soft, sample_weight=weight)
+    torch.testing.assert_close(ours, expected)
+    for gradients in zip(*(torch.autograd.grad(v.sum(), t) for v, t in ((ours, x), (expected, again))), strict=True):
+        torch.testing.assert_close(*gradients)
+
+
+def test_soft_labels_of_a_softmax_are_those_of_cross_entropy() -> None:
+    loss = losses.SoftmaxLoss(5, SIZE).double()
+    soft = torch.softmax(unit(12, 5), 1)
+    torch.testing.assert_close(loss(X, soft), torch.nn.functional.cross_entropy(loss.logits(X), soft))
+
+
+FLOATS = torch.nn.functional.one_hot(IDS, 5).double()
+MIXED = (FLOATS + FLOATS.flip(0)) / 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "message"),
+    [
+        (losses.CircleLoss(), IDS.double(), r"integers \(labels.long\(\)\)"),
+        (losses.CircleLoss(), IDS[:, None].float(), r"integers \(labels\[:, 0\].long\(\)\)"),
+        (losses.CircleLoss(), IDS + 0.5, "whole numbers"),
+        (losses.CircleLoss(), FLOATS, r"labels.argmax\(1\)\), or multi-hot labels as booleans \(labels.bool\(\)\)"),
+        (losses.CircleLoss(), MIXED, r"lam \* loss\(x, a\) \+ \(1 - lam\) \* loss\(x, b\)"),
+        (losses.ProxyAnchorLoss(5, SIZE), MIXED, "softmax family"),
+        (losses.CircleLoss(), FLOATS.long() * 3, "of zeros and ones: for class ids give one column"),
+        (losses.CosFaceLoss(5, SIZE), MIXED[:, :4], r"soft labels must be \(12, 5\)"),
+        (losses.CosFaceLoss(5, SIZE), 2 * MIXED, "row 0 adds up to 2"),
+        (losses.CosFaceLoss(5, SIZE), MIXED - 0.1, "must be probabilities"),
+        (losses.CosFaceLoss(5, SIZE), MIXED.clone().requires_grad_(), "no gradient by soft labels"),
+    ],
+)  # fmt: skip
+def test_other_labels_are_refused_with_what_to_do(loss: losses.Loss, labels: Tensor, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        loss(X.float(), labels)
+
+
+def test_weights_have_a_gradient_or_an_error() -> None:
+    weight = torch.ones(12, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"no gradient by sample_weight: detach it, or make the loss with dense=True"):
+        losses.CircleLoss()(X, IDS, sample_weight=weight)
+    gradient = torch.autograd.grad(losses.CircleLoss(dense=True)(X, IDS, sample_weight=weight), weight)[0]
+    values = losses.CircleLoss(reduction="none")(X, IDS)
+    torch.testing.assert_close(gradient, (values - values.mean()) / 12)
+    with torch.no_grad():
+        losses.CircleLoss()(X, IDS, sample_weight=weight)

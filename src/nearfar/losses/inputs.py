@@ -9,12 +9,14 @@ from nearfar.errors import InputError, InputTypeError
 from nearfar.losses import mined
 from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs, over_all_rows
 from nearfar.losses.engine.spec import Average
+from nearfar.losses.engine.vectors import wide
 from nearfar.losses.mined import IndicesTuple
 
 if TYPE_CHECKING:
     from nearfar.losses.loss import Loss
 
 MASK_BLOCK = 2**22  # pairs counted at a time
+SOFT_TOLERANCE = 0.02  # of the sum of soft labels, which may be bfloat16
 FEW_LABELS = 128  # up to this number, the smallest and the largest are found on the host
 
 
@@ -50,6 +52,51 @@ class Batch(NamedTuple):
         if listed is None:
             return self
         return self._replace(sample_weight=listed if weight is None else weight * listed)
+
+
+def rows_of(batch: Batch, loss: "Loss") -> tuple[Batch, Tensor | None]:
+    """The rows of a batch: its samples, without those whose label is to be ignored; of soft labels a row for each class
+    that a sample may have, weighted by its probability. And the sample of each row (rows,); None if they are the same.
+    """
+    batch = batch._replace(labels=squeezed(batch.labels), ref_labels=squeezed(batch.ref_labels))
+    labels, weight = batch.labels, batch.sample_weight
+    if loss.takes_soft_labels and loss.weighted and _is_soft(labels):
+        assert labels is not None
+        check_soft_labels(batch, loss.num_classes)
+        check_constant(labels, "soft labels", loss)
+        samples, classes = labels.nonzero(as_tuple=True)
+        share = labels[samples, classes]
+        share = share if weight is None else share * weight[samples]
+        x = wide(batch.embeddings)[samples]
+        return batch._replace(embeddings=x, labels=classes, sample_weight=share), samples
+    return without_ignored(batch, loss.ignore_index)
+
+
+def without_ignored(batch: Batch, ignore_index: int | None) -> tuple[Batch, Tensor | None]:
+    """The batch without the samples and references that have this label, and which samples remain; None if all do."""
+    if ignore_index is None or batch.indices_tuple is not None:  # which indexes all samples
+        return batch, None
+    ref_emb, ref_labels = batch.ref_emb, batch.ref_labels
+    if ref_emb is not None and (kept := _kept(ref_labels, len(ref_emb), ignore_index)) is not None:
+        assert ref_labels is not None
+        batch = batch._replace(ref_emb=ref_emb[kept], ref_labels=ref_labels[kept])
+    samples = _kept(batch.labels, len(batch.embeddings), ignore_index)
+    return (batch, None) if samples is None else (batch.selected(samples), samples)
+
+
+def _kept(labels: Tensor | None, n: int, ignore_index: int) -> Tensor | None:
+    """The indices of the labels that count; None if all do, or if they are not class ids of n samples."""
+    if not isinstance(labels, Tensor) or labels.shape != (n,) or labels.dtype == torch.bool:
+        return None
+    counts = labels != ignore_index
+    return None if bool(counts.all()) else counts.nonzero()[:, 0]
+
+
+def of_samples(values: Tensor, samples: Tensor | None, n: int) -> Tensor:
+    """The values of n samples from those of their rows (rows,), added up; a single value as it is."""
+    if samples is None or values.ndim == 0:
+        return values
+    return values.new_zeros(n).index_add(0, samples, values)
 
 
 def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
@@ -106,6 +153,34 @@ def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddin
             )
 
 
+def squeezed(labels: Any) -> Any:
+    """Class ids (n, 1) as (n,); other labels as they are."""
+    integers = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.dtype == torch.bool)
+    return labels[:, 0] if integers and labels.shape[1:] == (1,) else labels
+
+
+def _is_soft(labels: Tensor | None) -> bool:
+    return isinstance(labels, Tensor) and labels.ndim == 2 and labels.shape[1] > 1 and labels.is_floating_point()
+
+
+def check_soft_labels(batch: Batch, classes: int) -> None:
+    """Raise `InputError` unless they are the probabilities of the classes (N, C) of every sample."""
+    labels, n = batch.labels, len(batch.embeddings)
+    assert labels is not None
+    if labels.shape != (n, classes):
+        raise InputError(f"soft labels must be ({n}, {classes}), (samples, num_classes), not {tuple(labels.shape)}")
+    if batch.indices_tuple is not None:
+        raise InputError("indices_tuple goes with class ids: leave it out, or give labels.argmax(1)")
+    total = labels.detach().sum(1, dtype=torch.float32)
+    wrong = ((total - 1).abs() > SOFT_TOLERANCE) | ~(labels >= 0).all(1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InputError(
+            f"soft labels must be probabilities that add up to 1, but row {row} adds up to {float(total[row]):.4g}. "
+            "For samples of several classes give booleans, labels.bool(); for other weights, sample_weight"
+        )
+
+
 def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embeddings") -> None:
     """Raise an error unless they are class ids (n,) or multi-hot (n, L), integers or booleans."""
     if not isinstance(labels, Tensor):
@@ -113,16 +188,31 @@ def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embedd
             f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one"
         )
     if labels.is_floating_point() or labels.is_complex():
-        raise InputTypeError(
-            f"{name} are {labels.dtype}: give class ids as integers ({name}.long()), "
-            f"or multi-hot labels as booleans ({name}.bool())"
-        )
+        raise InputTypeError(f"{name} are {labels.dtype}: {_instead_of_numbers(labels, name)}")
     if labels.ndim not in (1, 2):
         raise InputError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
     if labels.shape[0] != n:
         raise InputError(f"{len(labels)} {name} for {n} {of}: there must be one each")
     if labels.ndim == 1 and labels.dtype == torch.bool:
         raise InputTypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
+    if labels.ndim == 2 and labels.dtype != torch.bool and bool(((labels != 0) & (labels != 1)).any()):
+        raise InputError(
+            f"{name} {tuple(labels.shape)} must be multi-hot, of zeros and ones: for class ids give one column"
+        )
+
+
+def _instead_of_numbers(labels: Tensor, name: str) -> str:
+    """What to do about labels that are no integers."""
+    if labels.ndim < 2 or labels.shape[1] == 1:
+        whole = labels.is_floating_point() and bool((labels == labels.round()).all())
+        as_integers = f"{name}.long()" if labels.ndim < 2 else f"{name}[:, 0].long()"
+        return f"give class ids as integers ({as_integers})" if whole else "give class ids, whole numbers, as integers"
+    if bool(((labels == 0) | (labels == 1)).all()):
+        return f"give class ids as integers ({name}.argmax(1)), or multi-hot labels as booleans ({name}.bool())"
+    return (
+        "soft labels go with the softmax family, such as CosFaceLoss. For mixup of class ids a and b call the loss "
+        "twice: lam * loss(x, a) + (1 - lam) * loss(x, b)"
+    )
 
 
 def class_ids(labels: Tensor | None, loss: str) -> Tensor:
@@ -141,8 +231,15 @@ def check_sample_weight(weight: Tensor | None, n: int, loss: "Loss") -> None:
         raise InputError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
     if weight.numel() and not bool((weight >= 0).all()):
         raise InputError("sample_weight must not be negative or NaN")
+    check_constant(weight, "sample_weight", loss)
     if loss.whole_batch:
         raise InputError(f"{type(loss).__name__} is one number for the batch: it takes no sample_weight")
+
+
+def check_constant(tensor: Tensor, name: str, loss: "Loss") -> None:
+    """Raise `InputError` if a gradient by it is wanted, which only the dense form has."""
+    if tensor.requires_grad and torch.is_grad_enabled() and not loss.dense:
+        raise InputError(f"there is no gradient by {name}: detach it, or make the loss with dense=True, which has one")
 
 
 def check_class_ids(labels: Tensor, classes: int) -> None:

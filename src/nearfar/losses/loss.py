@@ -33,6 +33,7 @@ class Loss(WithClasses, common=True):
     Args:
         reduction: "mean", "sum", or "none" for one value per row (per sample; per proxy for Proxy-Anchor).
         memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
+        ignore_index: samples with this label are left out, as rows and as columns; None takes it for a class.
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
         dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
         sharded: see `WithClasses`.
@@ -44,12 +45,14 @@ class Loss(WithClasses, common=True):
     _: KW_ONLY
     reduction: Reduction = "mean"
     memory_budget: Bytes = BUDGET
+    ignore_index: int | None = -1
     check_finite: bool = False
     dense: bool = False
 
     # Capabilities, which a loss declares and `LossInfo` shows.
     row_local = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
     needs_class_ids = False  # every sample has one class: no multi-hot labels, no masks
+    takes_soft_labels = False  # with class vectors, labels may be probabilities of the classes
     takes_references = True  # samples may be compared with `ref_emb`, if not with classes
     whole_batch = False  # it is one number for the batch: no other reduction, no sample weights
     free_norm = False  # it is defined on features of any norm, and not only of norm 1
@@ -130,7 +133,8 @@ class Loss(WithClasses, common=True):
         """
         Args:
             embeddings: (N, D).
-            labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
+            labels: class ids (N,) or (N, 1); multi-hot (N, L), of which positive pairs share a label; or, for the
+                softmax family, probabilities of the classes (N, C), by which the losses of the classes are weighted.
             indices_tuple: what a miner returns, triplets (anchors, positives, negatives) or pairs (anchors, positives,
                 anchors, negatives), each a tensor of indices; positives and negatives index `ref_emb`, if that is
                 given. Pair-level losses take these pairs instead of those that the labels make, each once however
@@ -145,15 +149,18 @@ class Loss(WithClasses, common=True):
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         inputs.check_sample_weight(sample_weight, len(embeddings), self)
         batch = Batch(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
+        batch, samples = inputs.rows_of(batch, self)
         if self.distribution is not None:
-            return self.distribution.evaluate(self, batch)
-        if self.sharded and self.class_level:
+            value = self.distribution.evaluate(self, batch)
+        elif self.sharded and self.class_level:
             raise StateError(
                 f"{type(self).__name__} was made with sharded=True, and its class weights have no values yet: "
                 "call nearfar.losses.distributed.distribute(loss) first"
             )
-        self.check_pairs(batch)
-        return self.of_batch(batch)
+        else:
+            self.check_pairs(batch)
+            value = self.of_batch(batch)
+        return value if self.proxies_are_rows else inputs.of_samples(value, samples, len(embeddings))
 
     def check_pairs(self, batch: Batch, columns: int | None = None) -> None:
         """Raise `InputError` unless the batch says in one way which pairs there are.
@@ -328,5 +335,6 @@ class Loss(WithClasses, common=True):
 class ClassLevelLoss(Loss):
     """A loss that compares samples with vectors of the classes."""
 
+    takes_soft_labels = True
     num_classes: InitVar[PositiveInt]
     embedding_size: InitVar[PositiveInt]

@@ -133,6 +133,7 @@ class CenterLoss(ClassLevelLoss):
 
     class_level = True
     needs_class_ids = True
+    takes_soft_labels = False
     takes_references = False
     free_norm = True
     alpha: Fraction = 0.5

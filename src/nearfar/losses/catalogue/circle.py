@@ -34,6 +34,7 @@ class UnifiedLoss(Loss):
     """
 
     row_local = True
+    takes_soft_labels = True
     m: float = 0.25
     gamma: Positive = 64.0
     _: KW_ONLY
@@ -70,6 +71,7 @@ class CircleLoss(Loss):
     """
 
     row_local = True
+    takes_soft_labels = True
     m: float | Tensor = 0.4
     gamma: Positive = 80.0
     _: KW_ONLY

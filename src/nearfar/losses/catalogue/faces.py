@@ -40,6 +40,7 @@ class AdaFaceLoss(ClassLevelLoss):
     """
 
     free_norm = True
+    takes_soft_labels = False  # its averages are over samples
     margin: Angle = 0.4
     scale: Positive = 64.0
     _: KW_ONLY
@@ -136,6 +137,7 @@ class CurricularFaceLoss(ClassLevelLoss):
     """
 
     needs_class_ids = True
+    takes_soft_labels = False  # so is the running mean of its targets
     margin: Angle = 0.5
     scale: Positive = 64.0
 
