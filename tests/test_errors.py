@@ -168,7 +168,7 @@ PICTURE = "photos/class 0/0.png"
 TRAIN = "train photos --backbone convnet --size 16 --quiet"
 MISTAKES = [
     ("evaluate nowhere", "there is no run nowhere"),
-    ("evaluate photos", "photos is no run"),
+    ("evaluate photos", "photos is not a run"),
     ("evaluate run nowhere", "there is no nowhere"),
     ("evaluate run cub", "has 'one' instead of a whole number"),
     ("evaluate run --size 0", "the side of images must be at least 1 pixel, not 0"),
@@ -267,7 +267,7 @@ ALLOWED = {
     "compare/leaderboard.py Leaderboard.pair KeyError": "contestants are asked for by their names",
     "compare/spaces.py Range.__post_init__ ValueError": "ranges are written in the code",
     "data/tables.py Table._indices IndexError": "rows are chosen by code",
-    "losses/engine/maps.py _NoParameters.by TypeError": "only a map's own fields have derivatives",
+    "losses/engine/maps.py Map.by TypeError": "only a map's own fields have derivatives",
     "losses/loss.py Loss.spec TypeError": "a loss says what it is",
     "losses/registry.py register.decorate ValueError": "losses have different names",
     "losses/catalogue/towers.py TwoTowerLoss.of_rows TypeError": "a loss says what it is",

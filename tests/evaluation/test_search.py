@@ -175,6 +175,7 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         {"index": "Flat"},
     ],
 )
+@pytest.mark.filterwarnings("ignore:the gallery is the queries")
 def test_progress_adds_up(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     totals: list[int] = []

@@ -21,9 +21,12 @@ class Case:
     map: maps.Map
     keeps_norm: bool = False  # similarities are as long as the norms
     constant: bool = False  # parts of it are constants in the gradient
+    of_differences: bool = False  # similarities are -d^2 / 2
 
     @property
     def similarities(self) -> Tensor:
+        if self.of_differences:
+            return S - 1.5
         return S * NORM if self.keeps_norm else S.clone()
 
 
@@ -46,6 +49,8 @@ CASES = {
     "l2": Case(maps.Distance("l2", -1, 0.4)),
     "squared l2": Case(maps.Distance("squared_l2", 1, 0.4)),
     "cosine": Case(maps.Distance("cosine", -1, 0.4)),
+    "l2 of any norm": Case(maps.EuclideanDistance("l2", -1, 0.4), of_differences=True),
+    "squared l2 of any norm": Case(maps.EuclideanDistance("squared_l2", 1, 0.4), of_differences=True),
     "hinge": Case(maps.Hinge(maps.Distance("l2", 1, -0.9), 1)),
     "squared hinge": Case(maps.Hinge(maps.Distance("cosine", -1, 0.9), 2)),
     "interpolated": Case(maps.Interpolated(torch.tensor([0.0, 2.0, -1.0, 0.5, 3.0, 3.5], dtype=torch.float64))),

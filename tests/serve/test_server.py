@@ -108,11 +108,15 @@ def test_the_images_a_run_is_measured_on(glyph_runs) -> None:
 )
 def test_mistakes_on_the_command_line(words: list[str], problem: str, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for run in "abc":
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "config.yaml").touch()
     assert main(["serve", *words, "--port", "0"]) == 2
     assert problem in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken(tmp_path, capsys) -> None:
+    (tmp_path / "config.yaml").touch()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -44,8 +44,9 @@ def test_a_setting_is_what_the_loss_is_built_with(part: str) -> None:
             assert scale == setting["gamma"] and loss.weight.shape == (3, 4)
         else:
             assert all(getattr(loss, name) == setting[name] for name in MAPS.get(part, (part,)))
-    if part == "optima":  # the others are as m gives them
-        assert (loss.delta_p, loss.delta_n, loss.gamma) == (0.6, 0.4, 80)
+    if part == "optima":
+        assert loss.optima_and_margins[2:] == (0.6, 0.4)  # as m gives them
+        assert loss.gamma == 80
 
 
 def test_run(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,5 +52,5 @@ def test_where_they_are_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 penalties of binary codes" in capsys.readouterr().out
     assert main(["losses", "QuantizationLoss"]) == 0
     assert "QuantizationLoss (penalty)" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="QuantizationLoss is a penalty of binary codes, to be added to a loss"):
+    with pytest.raises(ConfigError, match="QuantizationLoss is a penalty on binary codes, to be added to a loss"):
         read_contestant("QuantizationLoss")

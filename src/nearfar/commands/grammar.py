@@ -252,8 +252,9 @@ def _device(word: str) -> str:
     try:
         torch.empty(0, device=word)
     except Exception as error:  # its backends raise errors of many kinds
-        reason = str(error).strip().splitlines()[0]
-        raise argparse.ArgumentTypeError(f"{word} cannot be used here ({reason}): leave it out for the CPU") from error
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        there_are = "cpu" if accelerator is None else f"cpu or {accelerator}"
+        raise argparse.ArgumentTypeError(f"there is no device {word!r} here: take {there_are}") from error
     return word
 
 
