@@ -268,7 +268,7 @@ ALLOWED = {
     "compare/spaces.py Range.__post_init__ ValueError": "ranges are written in the code",
     "data/tables.py Table._indices IndexError": "rows are chosen by code",
     "losses/engine/maps.py Map.by TypeError": "only a map's own fields have derivatives",
-    "losses/loss.py Loss.spec TypeError": "a loss says what it is",
+    "losses/classes.py WithClasses.spec TypeError": "a loss says what it is",
     "losses/registry.py register.decorate ValueError": "losses have different names",
     "losses/catalogue/towers.py TwoTowerLoss.of_rows TypeError": "a loss says what it is",
     "report/page.py Section.table ValueError": "rows are as long as the header",

@@ -1,5 +1,7 @@
 """The losses in loops that people write themselves: mixed precision, schedules, growing classes, odd labels."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -354,3 +356,105 @@ def test_weights_have_a_gradient_or_an_error() -> None:
     torch.testing.assert_close(gradient, (values - values.mean()) / 12)
     with torch.no_grad():
         losses.CircleLoss()(X, IDS, sample_weight=weight)
+
+
+# Settings that are assigned while training
+
+
+@pytest.mark.parametrize(
+    ("loss", "name", "value", "message"),
+    [
+        (losses.CircleLoss(), "gama", 3.0, "CircleLoss has no setting 'gama': did you mean gamma?"),
+        (losses.ArcFaceLoss(3, SIZE), "marign", 0.1, "did you mean margin?"),
+        (losses.ArcFaceLoss(3, SIZE), "margin", 28.6, r"math.radians\(28.6\) is 0.4992"),
+        (losses.ArcFaceLoss(3, SIZE), "num_classes", 6, r"cannot be assigned: extend_classes\(n\) adds classes"),
+        (losses.ArcFaceLoss(3, SIZE), "embedding_size", 6, "fixed when it is made"),
+        (losses.NTXentLoss(), "learnable", True, "fixed when it is made"),
+        (losses.CircleLoss(), "gamma", torch.ones(2), r"must be a number, not a tensor of shape \(2,\)"),
+        (losses.CircleLoss(), "gamma", "80", "must be a number, not str"),
+        (losses.CircleLoss(), "gamma", torch.nn.Parameter(torch.tensor(3.0)), "not learned as a tensor"),
+        (losses.SmoothAPLoss(), "temperature", torch.nn.Parameter(torch.tensor(3.0)), "not learned as a tensor"),
+        (losses.CrossBatchMemory(losses.CircleLoss(), SIZE), "memory_sise", 3, "did you mean memory_size?"),
+        (losses.CircleLoss() + losses.SupConLoss(), "weight", [1, 0], "SumLoss has no setting 'weight'"),
+        (losses.CircleLoss() + losses.SupConLoss(), "weights", [1, -1], "not negative, not by -1"),
+        (losses.CircleLoss() + losses.SupConLoss(), "weights", {"Circle": 1}, "weights are of Circle, but must be of CircleLoss"),
+        (losses.MultiSimilarityLoss(learn_base=True), "bases", 1.0, "did you mean base?"),
+    ],
+)  # fmt: skip
+def test_names_and_values_that_mean_nothing_are_refused(
+    loss: torch.nn.Module, name: str, value: object, message: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        setattr(loss, name, value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: losses.CosFaceLoss(4, SIZE, scale=scale),
+        lambda scale: losses.NTXentLoss(temperature=scale),
+        lambda scale: losses.InfoNCELoss(temperature=scale),
+        lambda scale: losses.SigLIPLoss(temperature=scale),
+        lambda scale: losses.L2SoftmaxLoss(4, SIZE, scale=scale),
+    ],
+)
+def test_a_scale_that_is_a_parameter_is_refused_not_ignored(make: Callable[[object], losses.Loss]) -> None:
+    make(0.5)
+    with pytest.raises(ValueError, match="give a number, and learnable=True where the loss has that"):
+        make(torch.nn.Parameter(torch.tensor(0.5)))
+
+
+TOWERS = unit(8, SIZE, seed=5), unit(8, SIZE, seed=6)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (lambda **s: losses.CircleLoss(**s), "m", 0.2),
+        (lambda **s: losses.RankedListLoss(**s), "margin", 0.7),
+        (lambda **s: losses.ArcFaceLoss(4, SIZE, **s), "margin", 0.1),
+        (lambda **s: losses.CosFaceLoss(4, SIZE, **s, learnable=True), "scale", 16.0),
+        (lambda **s: losses.SupConLoss(**s, learnable=True), "temperature", 0.5),
+        (lambda **s: losses.SupConLoss(**s), "temperature", torch.tensor(0.5, dtype=torch.float64)),
+        (lambda **s: losses.L2SoftmaxLoss(4, SIZE, **s), "scale", 3.0),
+        (lambda **s: losses.L2SoftmaxLoss(4, SIZE, **s, learnable=True), "scale", 3.0),
+        (lambda **s: losses.MarginLoss(**s, learn_beta=True), "beta", 1.0),
+        (lambda **s: losses.MultiSimilarityLoss(**s, learn_base=True), "base", 0.25),
+        (lambda **s: losses.InfoNCELoss(**s), "temperature", 0.5),
+    ],
+)  # fmt: skip
+def test_schedules_take_effect(make: Callable[..., losses.Loss], name: str, value: float) -> None:
+    torch.manual_seed(0)
+    assigned = make().double()
+    torch.manual_seed(0)
+    made = make(**{name: value}).double()
+    setattr(assigned, name, value)
+    assert torch.as_tensor(getattr(assigned, name)).item() == pytest.approx(float(value))
+    inputs = TOWERS if isinstance(made, losses.InfoNCELoss) else (X, IDS)
+    torch.testing.assert_close(assigned(*inputs), made(*inputs), rtol=1e-6, atol=0)  # the parameters were float32
+    learned = [parameter for key, parameter in assigned.named_parameters() if key != "weight"]
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(assigned(*inputs), learned)) if learned else True
+
+
+def test_learned_settings_show_their_value() -> None:
+    loss = losses.InfoNCELoss(0.5, max_scale=4.0)
+    with torch.no_grad():
+        loss.logit_scale += 100
+    assert loss.temperature == 0.25
+    nt_xent = losses.NTXentLoss(0.5, learnable=True)
+    nt_xent.logit_scale.data.zero_()
+    assert nt_xent.temperature == 1
+    loss = losses.CircleLoss() + losses.SupConLoss()
+    loss.weights = [1, 0]
+    assert loss.weights == {"CircleLoss": 1, "SupConLoss": 0} and loss(X, IDS) == losses.CircleLoss()(X, IDS)
+    matryoshka = losses.MatryoshkaLoss(losses.CircleLoss(), [2, SIZE])
+    matryoshka.weights = {SIZE: 1.0, 2: 0.0}
+    assert matryoshka(X, IDS) == losses.CircleLoss()(X, IDS)
+
+
+def test_names_of_ones_own_begin_with_an_underscore() -> None:
+    loss = losses.CircleLoss()
+    loss._epoch = 3
+    loss.register_buffer("seen", torch.zeros(()))
+    loss.seen = 2.0
+    assert loss._epoch == 3 and loss.seen == 2

@@ -170,13 +170,30 @@ class WithClasses(Summand, common=True):
         return self.logits(embeddings).argmax(1)
 
     def learn_scale(self, scale: float) -> None:
-        """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale)."""
+        """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale). The
+        setting `scale`, or `temperature` = 1/scale, is then its value, also when it is assigned.
+        """
+        self._learned = "temperature" if vars(self).pop("temperature", None) is not None else "scale"
+        vars(self).pop(self._learned, None)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
 
     def scales(self, scale: float) -> tuple[Any, Any]:
         """The learned scale, or else this one, and its negative: for linear maps of negative and positive pairs."""
         current = scale if self.logit_scale is None else self.logit_scale.exp()
         return current, -current
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("scale", "temperature") and name == vars(self).get("_learned"):
+            scale = self.scales(1.0)[0].detach()
+            return scale if name == "scale" else 1 / scale
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+        new: Any = value
+        if name == vars(self).get("_learned"):
+            scale = self.settings[name].checked(new)
+            name, new = "logit_scale", math.log(scale if name == "scale" else 1 / scale)
+        super().__setattr__(name, new)
 
 
 def _whole(table: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import POSITIVE, Positive
+from nearfar.losses.settings import Positive
 
 
 class TwoTowerLoss(Loss):
@@ -83,22 +83,20 @@ class InfoNCELoss(TwoTowerLoss):
     """
 
     row_local = True
+    temperature: Positive = 0.07
+    _: KW_ONLY
+    learnable: InitVar[bool] = True
     max_scale: Positive = 100.0
 
-    def __init__(self, temperature: float = 0.07, *, learnable: bool = True, max_scale: float = 100.0, **options: Any):
-        super().__init__(**options)
-        POSITIVE.check("temperature", temperature)
-        self.max_scale = max_scale
-        self.logit_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable)
-
-    @property
-    def temperature(self) -> Tensor:
-        """The present value of τ."""
-        return 1 / self._scale()
-
-    def _scale(self) -> Tensor:
+    def set_up(self, learnable: bool) -> None:
+        self.learn_scale(1 / self.temperature)
         assert self.logit_scale is not None
-        return self.logit_scale.clamp_max(math.log(self.max_scale)).exp()
+        self.logit_scale.requires_grad_(learnable)
+
+    def scales(self, scale: float) -> tuple[Any, Any]:
+        assert self.logit_scale is not None
+        current = self.logit_scale.clamp_max(math.log(self.max_scale)).exp()
+        return current, -current
 
     def spec(self) -> LossSpec:
         # SupCon with one positive, compared with all rows of the other tower.
@@ -117,7 +115,7 @@ class InfoNCELoss(TwoTowerLoss):
         if not n:
             return super().of_towers(a, b, sample_weight)
         # One set of 2N rows, compared only across the towers: a tile of similarities serves both directions.
-        both = torch.cat([unit(a), unit(b)]) * self._scale().sqrt()
+        both = torch.cat([unit(a), unit(b)]) * self.scales(1.0)[0].sqrt()
         weight = None if sample_weight is None else sample_weight.repeat(2)
         loss = self.evaluate(self.spec(), TowerPairs(n, a.device), both, None, row_weight=weight)
         return loss.view(2, n).mean(0) if self.reduction == "none" else loss / 2 if self.reduction == "sum" else loss
@@ -125,7 +123,7 @@ class InfoNCELoss(TwoTowerLoss):
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        scale, spec = self._scale().sqrt(), self.spec()
+        scale, spec = self.scales(1.0)[0].sqrt(), self.spec()
         forth, back = (
             self.evaluate(spec, pairs, unit(x) * scale, unit(y) * scale, row_weight=weight)
             for x, y in zip(rows, reversed(towers), strict=True)
