@@ -1,9 +1,12 @@
 """The losses in loops that people write themselves: mixed precision, schedules, growing classes, odd labels."""
 
+import inspect
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from nearfar import losses
@@ -458,3 +461,223 @@ def test_names_of_ones_own_begin_with_an_underscore() -> None:
     loss.register_buffer("seen", torch.zeros(()))
     loss.seen = 2.0
     assert loss._epoch == 3 and loss.seen == 2
+
+
+# What torch transforms, and calls that other libraries have
+
+
+def penalty(loss: losses.Loss, x: Tensor) -> Tensor:
+    """The gradient of a gradient penalty."""
+    gradient = torch.autograd.grad(loss(x, IDS), x, create_graph=True)[0]
+    return torch.autograd.grad(gradient.square().sum(), x)[0]
+
+
+def test_second_derivatives_are_those_of_the_dense_form() -> None:
+    x = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="make the loss with dense=True for second derivatives"):
+        penalty(losses.NTXentLoss(0.5), x)
+    dense = losses.NTXentLoss(0.5, dense=True)
+    step = 1e-6 * unit(12, SIZE, seed=9)
+
+    def squared(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(losses.NTXentLoss(0.5)(x, IDS), x)[0].square().sum()
+
+    torch.testing.assert_close(
+        (penalty(dense, x) * step).sum(), (squared(X + step) - squared(X - step)) / 2, rtol=1e-4, atol=0
+    )
+
+
+def test_torch_func_takes_the_dense_form() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"torch.func needs a loss that is made with dense=True: CircleLoss\(dense=True\)"
+    ):
+        torch.func.grad(lambda x: losses.CircleLoss()(x, IDS))(X)
+    x = X.clone().requires_grad_()
+    expected = torch.autograd.grad(losses.CircleLoss()(x, IDS), x)[0]
+    torch.testing.assert_close(torch.func.grad(lambda x: losses.CircleLoss(dense=True)(x, IDS))(X), expected)
+
+
+NOT_TRACED = (  # they look at values: how many positive pairs there are, or where similarities lie
+    "AngularLoss",
+    "DynamicSoftMarginLoss",
+    "HistogramLoss",
+    "IntraPairVarianceLoss",
+    "LiftedStructureLoss",
+)
+
+
+SOME_TRACED = ("ArcFaceLoss", "CenterLoss", "CircleLoss", "MultiSimilarityLoss", "ProxyAnchorLoss", "SmoothAPLoss")
+TRACED = [  # NEARFAR_LONG=1 tries all of them
+    s for s in DEFAULTS if s.name not in NOT_TRACED and (s.name in SOME_TRACED or os.environ.get("NEARFAR_LONG"))
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("setting", TRACED, ids=str)
+def test_the_dense_form_is_one_graph(setting: Setting) -> None:
+    torch._dynamo.reset()
+    loss = setting.make(dense=True).eval()
+    labels = IDS.clone()
+    if setting.name != "RankedListLoss":  # which counts columns that are to be ignored
+        labels[3] = -1
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    for given in (labels, torch.nn.functional.one_hot(IDS, 5).bool()):
+        if given.ndim == 2 and setting.needs_class_ids:
+            continue
+        x, again = (X.clone().requires_grad_() for _ in range(2))
+        values = compiled(x, given), loss(again, given)
+        torch.testing.assert_close(*values)
+        torch.testing.assert_close(*(torch.autograd.grad(v, t)[0] for v, t in zip(values, (x, again), strict=True)))
+
+
+@pytest.mark.parametrize("name", ["InfoNCELoss", "SigLIPLoss", "VICRegLoss"])
+def test_the_dense_form_of_towers_is_one_graph(name: str) -> None:
+    torch._dynamo.reset()
+    loss = getattr(losses, name)(dense=True)
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*TOWERS), loss(*TOWERS))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_compilers_error_names_the_way_out() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"for fullgraph=True make the loss with dense=True"):
+        torch.compile(losses.CircleLoss(), fullgraph=True, backend="eager")(X, IDS)
+    x, again = (X.clone().requires_grad_() for _ in range(2))
+    compiled = torch.compile(lambda x: losses.CircleLoss()(2 * x, IDS), backend="eager")
+    gradients = [
+        torch.autograd.grad(v, t)[0] for v, t in ((compiled(x), x), (losses.CircleLoss()(2 * again, IDS), again))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_triplets_of_rows_and_what_the_error_says() -> None:
+    anchor, positive, negative = (unit(6, SIZE, seed=s) for s in (1, 2, 3))
+    for loss in (losses.TripletMarginLoss(), losses.CircleLoss()):
+        with pytest.raises(ValueError, match="is labels, not embeddings") as error:
+            loss(anchor, positive, negative)
+    loss = losses.TripletMarginLoss(margin=4.0)  # all are active
+    told = str(error.value).partition("make them one batch: ")[2]
+    first, _, call = told.partition("; ")
+    names = {"torch": torch, "anchor": anchor, "positive": positive, "negative": negative, "loss": loss}
+    exec(first, names)
+    a, p, n = (torch.nn.functional.normalize(t) for t in (anchor, positive, negative))
+    expected = torch.nn.functional.triplet_margin_loss(a, p, n, margin=4.0, eps=0)
+    torch.testing.assert_close(eval(call, names), expected)
+
+
+def test_pairs_of_rows_and_what_the_error_says() -> None:
+    a, b, target = unit(8, SIZE), unit(8, SIZE, seed=1), torch.tensor([1, 0, 1, 0, 0, 1, 1, 1])
+    loss = losses.ContrastiveLoss(neg_margin=2.0)
+    with pytest.raises(ValueError, match="is labels, not embeddings") as error:
+        loss(a, b, target)
+    *before, call = str(error.value).partition("as ref_emb: ")[2].split("; ")
+    names = {"torch": torch, "a": a, "b": b, "target": target, "loss": loss}
+    exec("\n".join(before), names)
+    distance = (torch.nn.functional.normalize(a) - torch.nn.functional.normalize(b)).norm(dim=1)
+    expected = distance[target == 1].square().mean() + (2 - distance[target == 0]).square().mean()
+    torch.testing.assert_close(eval(call, names), expected)
+
+
+def test_negatives_of_towers_and_what_the_error_says() -> None:
+    (a, b), negatives = TOWERS, unit(5, SIZE, seed=8)
+    with pytest.raises(ValueError, match="takes its negatives from the batch") as error:
+        losses.InfoNCELoss()(a, b, negatives)
+    first, call = str(error.value).partition("others, too: ")[2].split("; ")
+    names = {
+        "torch": torch,
+        "a": a,
+        "b": b,
+        "negatives": negatives,
+        "temperature": 0.5,
+        "NTXentLoss": losses.NTXentLoss,
+    }
+    exec(first, names)
+    x, y = (torch.nn.functional.normalize(t) for t in (a, torch.cat([b, negatives])))
+    torch.testing.assert_close(eval(call, names), torch.nn.functional.cross_entropy(x @ y.t() / 0.5, torch.arange(8)))
+
+
+# State
+
+
+def test_tensors_without_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="embeddings have no values"):
+        losses.CircleLoss()(X.to("meta"), IDS.to("meta"))
+    with torch.device("meta"):
+        loss = losses.AdaFaceLoss(4, SIZE)
+    with pytest.raises(RuntimeError, match=r"have no values \(device meta\): call loss.to_empty"):
+        loss(X.float(), IDS)
+    loss.to_empty(device="cpu")
+    with pytest.raises(RuntimeError, match=r"loss.reset_parameters\(\) or loss.load_state_dict"):
+        loss(X.float(), IDS)
+    torch.manual_seed(0)
+    loss.reset_parameters()
+    torch.manual_seed(0)
+    expected = losses.AdaFaceLoss(4, SIZE)
+    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in loss.state_dict().items())
+    assert loss(X.float(), IDS) == expected(X.float(), IDS)
+
+
+@pytest.mark.parametrize("setting", DEFAULTS, ids=str)
+def test_parameters_can_be_reset(setting: Setting) -> None:
+    loss = setting.make()
+    state = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
+    with torch.no_grad():
+        for tensor in loss.state_dict().values():
+            tensor.fill_(1)
+    if loss.num_classes:
+        loss.extend_classes(2)
+    loss.reset_parameters()
+    for name, tensor in loss.state_dict().items():
+        if name in ("weight", "centers"):
+            assert tensor.std() > 0 and len(tensor) == len(state[name]) // 5 * 7
+        elif name not in ("bias", "m") and setting.name != "L2SoftmaxLoss":  # one is drawn by the test, one follows from C
+            assert torch.equal(tensor, state[name].to(tensor.dtype))
+
+
+def test_the_state_of_a_linear_layer() -> None:
+    layer = torch.nn.Linear(SIZE, 4)
+    loss = losses.SoftmaxLoss(4, SIZE)
+    loss.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(loss.logits(X.float()), layer(X.float()))
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "bias"'):
+        losses.CosFaceLoss(4, SIZE).load_state_dict(layer.state_dict())
+    losses.CosFaceLoss(4, SIZE).load_state_dict(layer.state_dict(), strict=False)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_memory_takes_a_batch_once(use_reentrant: bool) -> None:
+    plain, checkpointed = (
+        losses.CrossBatchMemory(losses.CircleLoss(), SIZE, memory_size=30).double() for _ in range(2)
+    )
+    for step in range(4):
+        x, again = (unit(12, SIZE, seed=step).requires_grad_() for _ in range(2))
+        plain(x, IDS).backward()
+        torch.utils.checkpoint.checkpoint(checkpointed, again, IDS, use_reentrant=use_reentrant).backward()
+        torch.testing.assert_close(again.grad, x.grad)
+        for name, buffer in checkpointed.named_buffers():
+            assert torch.equal(buffer, plain.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("setting", DEFAULTS, ids=str)
+@pytest.mark.filterwarnings("ignore:.*the loss and its gradient are zero")
+def test_an_empty_batch_is_a_differentiable_zero(setting: Setting) -> None:
+    x = X[:0].clone().requires_grad_()
+    value = setting.make().eval()(x, IDS[:0])
+    value.backward()
+    assert x.grad is not None and (value == 0 or setting.name in ("SoftTripleLoss", "ProxyAnchorLoss"))
+
+
+@pytest.mark.parametrize("setting", DEFAULTS, ids=str)
+def test_members_can_be_listed_and_show_what_is_public(setting: Setting) -> None:
+    loss = setting.make()
+    members = dict(inspect.getmembers(loss))
+    public = {name for name in dir(loss) if not name.startswith("_")} - set(dir(torch.nn.Module))
+    attributes = {name for name, s in loss.settings.items() if s.attribute}
+    assert attributes <= public <= members.keys() and {"logits", "predict", "extend_classes"} <= public
+    assert not public & {"spare", "spec", "sizes", "pairs_of", "row_local", "distribution"}
+
+
+def test_the_package_shows_what_is_public() -> None:
+    assert set(dir(losses)) == {*losses.__all__, "distributed"}

@@ -64,6 +64,12 @@ from nearfar.losses.registry import LossInfo, list_losses, list_penalties
 from nearfar.losses.self_supervised import SelfSupervisedLoss
 from nearfar.losses.sums import SumLoss
 
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that they are in."""
+    return [*__all__, "distributed"]
+
+
 __all__ = [
     "AMSoftmaxLoss",
     "AdaFaceLoss",

@@ -5,7 +5,7 @@ Shapes: N samples, C classes of K vectors, D dimensions.
 
 import math
 from dataclasses import KW_ONLY
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ class WithClasses(Summand, common=True):
     @property
     def initial_scale(self) -> float:
         """The standard deviation of class weights when they are drawn."""
-        return float((2 / (self.num_classes * self.vectors_per_class)) ** 0.5)
+        return float((2 / max(1, self.num_classes * self.vectors_per_class)) ** 0.5)
 
     @property
     def class_table(self) -> Tensor | None:
@@ -131,6 +131,41 @@ class WithClasses(Summand, common=True):
                 _grow(table, grown, {} if optimizer is None else optimizer.state.get(table, {}))
             else:
                 setattr(self, name, grown)
+
+    def reset_parameters(self) -> None:
+        """Give parameters and buffers the values that a loss has when it is made, such as after `to_empty`."""
+        changed = ("num_classes",) if self.num_classes else ()
+        arguments = {  # numbers by class stay as they are
+            name: getattr(self, name) if name in changed or (isinstance(value, Tensor) and value.ndim) else value
+            for name, value in self._arguments.items()
+        }
+        for tensor in (t for t in self.state_dict().values() if t.is_floating_point()):
+            with torch.device(tensor.device):
+                self.load_state_dict(type(self)(**arguments).to(tensor.dtype).state_dict())
+            return
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        table = self.class_table
+        was_meta = table is not None and table.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and (table := self.class_table) is not None and not table.is_meta:
+            self._version_of_nothing = table._version
+        return self
+
+    def check_values(self) -> None:
+        """Raise `StateError` if the class vectors have no values."""
+        table, kind = self.class_table, type(self).__name__
+        if table is None or not (table.is_meta or table._version == vars(self).get("_version_of_nothing")):
+            return
+        if self.sharded:
+            raise StateError(
+                f"{kind} was made with sharded=True, and its class weights have no values yet: "
+                "call nearfar.losses.distributed.distribute(loss) first"
+            )
+        raise StateError(
+            f"the class vectors of {kind} have no values (device meta): call loss.to_empty(device=...), and then "
+            "loss.reset_parameters() or loss.load_state_dict(...)"
+        )
 
     def class_vectors(self) -> Tensor:
         """The vectors of the classes (C, D), or (C, K, D) if each has several; of length 1 where cosines are compared.

@@ -140,10 +140,13 @@ class CrossBatchMemory(Summand):
             from_this_rank = self.ranks.own(counts)
             entering, entering_labels = (self.ranks.collected(t, counts) for t in (entering, entering_labels))
             rows = sum(self.ranks.counts(len(labels), labels.device))
-        slots = self._next_slots(len(entering))
-        filled = min(self.memory_size, int(self.num_enqueued) + len(entering))
+        # A checkpoint (torch.utils.checkpoint) calls again within backward: the batch is in the queue already.
+        recomputed = torch._C._current_graph_task_id() != -1 and self._are_last(entering)
+        slots = self._next_slots(len(entering), back=len(entering) if recomputed else 0)
+        filled = min(self.memory_size, int(self.num_enqueued) + (0 if recomputed else len(entering)))
         if self.training and torch.is_grad_enabled():
-            self.enqueue(entering, entering_labels)
+            if not recomputed:
+                self.enqueue(entering, entering_labels)
             memory, memory_labels = self.embedding_memory[:filled], self.label_memory[:filled]
         else:
             memory = self.embedding_memory[:filled].index_copy(0, slots, entering)
@@ -179,11 +182,18 @@ class CrossBatchMemory(Summand):
             )
         return labels
 
-    def _next_slots(self, n: int) -> Tensor:
-        """Where the next n embeddings go."""
+    def _are_last(self, embeddings: Tensor) -> bool:
+        """Whether these embeddings are the last that have entered the queue."""
+        n = len(embeddings)
+        return n <= int(self.num_enqueued) and torch.equal(
+            self.embedding_memory[self._next_slots(n, back=n)], embeddings
+        )
+
+    def _next_slots(self, n: int, back: int = 0) -> Tensor:
+        """Where the next n embeddings go; or went, `back` embeddings ago."""
         if n > self.memory_size:
             raise InputError(f"a batch of {n} does not fit into memory_size={self.memory_size}: raise memory_size")
-        return (self.num_enqueued + torch.arange(n, device=self.num_enqueued.device)) % self.memory_size
+        return (self.num_enqueued - back + torch.arange(n, device=self.num_enqueued.device)) % self.memory_size
 
 
 def _with_copies(

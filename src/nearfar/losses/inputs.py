@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nearfar.errors import InputError, InputTypeError
 from nearfar.losses import mined
-from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs, over_all_rows
+from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs, WholePairs, over_all_rows
 from nearfar.losses.engine.spec import Average
 from nearfar.losses.engine.vectors import wide
 from nearfar.losses.mined import IndicesTuple
@@ -84,6 +84,50 @@ def without_ignored(batch: Batch, ignore_index: int | None) -> tuple[Batch, Tens
     return (batch, None) if samples is None else (batch.selected(samples), samples)
 
 
+def traced(batch: Batch, loss: "Loss") -> tuple[Pairs, Batch]:
+    """The pairs of a batch by operations that a compiler can trace, without a look at any value; samples to be ignored
+    have no pairs, and the weight 0.
+    """
+    labels, n = squeezed(batch.labels), len(batch.embeddings)
+    if batch.indices_tuple is not None or _is_soft(labels):
+        raise InputError("in a graph that is compiled, labels are class ids or multi-hot, or masks are given")
+    columns = labels if batch.ref_emb is None else squeezed(batch.ref_labels)
+    if batch.positives is not None:
+        positive = batch.positives
+        negative = ~positive if batch.negatives is None else batch.negatives
+    else:
+        counts = [_counts(ids, loss.ignore_index) for ids in (labels, columns)]
+        if loss.weighted:
+            positive = (
+                labels != 0
+                if labels.ndim == 2
+                else labels[:, None] == torch.arange(loss.num_classes, device=labels.device)
+            )
+            counts[1] = torch.ones_like(positive[0])
+        elif labels.ndim == 2:
+            positive = (labels != 0).float() @ (columns != 0).float().t() > 0
+        else:
+            positive = labels[:, None] == columns
+        both = counts[0][:, None] & counts[1]
+        positive, negative = positive & both, ~positive & both
+        weight = counts[0].to(torch.float32) if batch.sample_weight is None else batch.sample_weight * counts[0]
+        if loss.ignore_index is not None and not loss.whole_batch and labels.ndim == 1:
+            batch = batch._replace(sample_weight=weight)
+    if not loss.weighted and batch.ref_emb is None:
+        other = ~torch.eye(n, dtype=torch.bool, device=positive.device)
+        positive, negative = positive & other, negative & other
+    if loss.proxies_are_rows:
+        positive, negative = positive.t(), negative.t()
+    return WholePairs(positive, negative), batch._replace(labels=labels)
+
+
+def _counts(labels: Tensor, ignore_index: int | None) -> Tensor:
+    """(n,) which labels are not to be ignored."""
+    if labels.ndim == 2 or ignore_index is None:
+        return torch.ones_like(labels if labels.ndim == 1 else labels[:, 0], dtype=torch.bool)
+    return labels != ignore_index
+
+
 def _kept(labels: Tensor | None, n: int, ignore_index: int) -> Tensor | None:
     """The indices of the labels that count; None if all do, or if they are not class ids of n samples."""
     if not isinstance(labels, Tensor) or labels.shape != (n,) or labels.dtype == torch.bool:
@@ -102,6 +146,7 @@ def of_samples(values: Tensor, samples: Tensor | None, n: int) -> Tensor:
 def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
     """Raise `InputError` unless the batch says in one way which pairs there are; see `Loss.check_pairs`."""
     n, labels, positives, ref_emb = len(batch.embeddings), batch.labels, batch.positives, batch.ref_emb
+    check_no_embeddings(batch)
     by_miner = batch.indices_tuple is not None and not loss.class_level
     if by_miner and positives is not None:
         raise InputError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
@@ -130,6 +175,25 @@ def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
         raise InputError("ref_emb and ref_labels go together")
     if ref_emb is not None and batch.ref_labels is not None:
         check_labels(batch.ref_labels, len(ref_emb), "ref_labels", "ref_emb")
+
+
+def check_no_embeddings(batch: Batch) -> None:
+    """Raise `InputError` for a call with (anchors, positives, negatives) or (a, b, targets), and say how it is done."""
+    labels, third = batch.labels, batch.indices_tuple
+    if not isinstance(labels, Tensor) or labels.shape != batch.embeddings.shape or not labels.is_floating_point():
+        return
+    if isinstance(third, Tensor) and third.ndim == 1:
+        raise InputError(
+            "the second argument is labels, not embeddings. For pairs of rows, of which some match, give the "
+            "second ones as ref_emb: i = torch.arange(len(a)); same, other = i[target == 1], i[target == 0]; "
+            "loss(a, ref_emb=b, indices_tuple=(same, same, other, other))"
+        )
+    if isinstance(third, Tensor) or bool((labels < 0).any()):
+        raise InputError(
+            "the second argument is labels, not embeddings: the samples of one batch are compared with each other. For "
+            "triplets of rows make them one batch: i, n = torch.arange(len(anchor)), len(anchor); "
+            "loss(torch.cat([anchor, positive, negative]), indices_tuple=(i, i + n, i + 2 * n))"
+        )
 
 
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
@@ -244,7 +308,7 @@ def check_constant(tensor: Tensor, name: str, loss: "Loss") -> None:
 
 def check_class_ids(labels: Tensor, classes: int) -> None:
     """Raise `InputError` unless they are between 0 and classes - 1."""
-    if labels.numel():
+    if labels.numel() and not torch.compiler.is_compiling():
         if labels.numel() <= FEW_LABELS:
             ids = labels.tolist()
             low, high = min(ids), max(ids)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from nearfar.errors import InputError, StateError
+from nearfar.errors import InputError
 from nearfar.losses import engine, inputs, migration, mined
 from nearfar.losses.calling import eager, warn_caller
 from nearfar.losses.classes import WithClasses
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
 
 Reduction = Literal["mean", "sum", "none"]
+USED = (
+    "training",
+    "num_classes",
+    "extend_classes",
+    "class_vectors",
+    "logits",
+    "predict",
+)  # by those who do not write losses
 Learned = Literal["classes", "scale", "boundary"]  # kinds of parameters, each with a learning rate of its own
 
 
@@ -93,6 +101,12 @@ class Loss(WithClasses, common=True):
             self.spare.give_up()
         return super().train(mode)
 
+    def __dir__(self) -> list[str]:
+        """What users of a loss need: its settings and tensors, and what can be asked of it."""
+        internal = set(dir(Loss)).difference(dir(torch.nn.Module), USED) | (vars(self).keys() - self.settings.keys())
+        names = [*object.__dir__(self), *self._parameters, *self._buffers, *self._modules]
+        return [name for name in names if name.startswith("_") or name not in internal]
+
     # What a loss says of itself
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
@@ -147,17 +161,17 @@ class Loss(WithClasses, common=True):
         """
         embedding_size = self.weight.shape[-1] if self.weighted and self.weight is not None else None
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
-        inputs.check_sample_weight(sample_weight, len(embeddings), self)
+        tracing = self.dense and torch.compiler.is_compiling()
+        if not tracing:
+            inputs.check_sample_weight(sample_weight, len(embeddings), self)
         batch = Batch(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
+        if tracing:
+            return self.of_pairs(*inputs.traced(batch, self))
         batch, samples = inputs.rows_of(batch, self)
         if self.distribution is not None:
             value = self.distribution.evaluate(self, batch)
-        elif self.sharded and self.class_level:
-            raise StateError(
-                f"{type(self).__name__} was made with sharded=True, and its class weights have no values yet: "
-                "call nearfar.losses.distributed.distribute(loss) first"
-            )
         else:
+            self.check_values()
             self.check_pairs(batch)
             value = self.of_batch(batch)
         return value if self.proxies_are_rows else inputs.of_samples(value, samples, len(embeddings))
@@ -294,6 +308,8 @@ class Loss(WithClasses, common=True):
 
     def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
         """Whether this average has any rows; otherwise warn, and say what the batch lacks."""
+        if torch.compiler.is_compiling():  # where no value is known
+            return True
         lacking = inputs.lacking(pairs, average)
         if lacking is not None and not isinstance(pairs, TuplePairs):  # a miner may well return nothing
             warn_caller(f"{type(self).__name__}: {lacking}")

@@ -145,6 +145,7 @@ class Configured(nn.Module):
         for name in values:
             if self.settings[name].attribute:
                 setattr(self, name, values[name])
+        self._arguments = values
         self.set_up(**{name: value for name, value in values.items() if not self.settings[name].attribute})
 
     def create_state(self) -> None:

@@ -289,7 +289,7 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
         weight = batch.sample_weight
-        if bool(silent.any()):
+        if torch.compiler.is_compiling() or bool(silent.any()):
             weight = (torch.ones_like(power[:, 0]) if weight is None else weight).masked_fill(silent[:, 0], 0)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 

@@ -26,12 +26,21 @@ class TwoTowerLoss(Loss):
     takes_references = False
 
     @eager
-    def forward(self, a: Tensor, b: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, a: Tensor, b: Tensor, negatives: Tensor | None = None, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
         """
         Args:
             a, b: (N, D) each, of any norm; row i of one belongs to row i of the other.
+            negatives: not taken: the other rows of the batch are the negatives. The error says what takes others.
             sample_weight: (N,) weights of the pairs in the mean.
         """
+        if negatives is not None:
+            raise InputError(
+                f"{type(self).__name__} takes its negatives from the batch. NTXentLoss compares with others, too: "
+                "i = torch.arange(len(a)); NTXentLoss(temperature)(a, i, ref_emb=torch.cat([b, negatives]), "
+                "ref_labels=torch.cat([i, torch.full((len(negatives),), len(a))]))"
+            )
         inputs.check_embeddings(a, None, "a", finite=self.check_finite)
         inputs.check_embeddings(b, a.shape[1], "b", finite=self.check_finite)
         if len(a) != len(b):
