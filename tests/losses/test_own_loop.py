@@ -632,7 +632,9 @@ def test_parameters_can_be_reset(setting: Setting) -> None:
     for name, tensor in loss.state_dict().items():
         if name in ("weight", "centers"):
             assert tensor.std() > 0 and len(tensor) == len(state[name]) // 5 * 7
-        elif name not in ("bias", "m") and setting.name != "L2SoftmaxLoss":  # one is drawn by the test, one follows from C
+        elif (
+            name not in ("bias", "m") and setting.name != "L2SoftmaxLoss"
+        ):  # one is drawn by the test, one follows from C
             assert torch.equal(tensor, state[name].to(tensor.dtype))
 
 

@@ -3,6 +3,7 @@
     the frame       loss.py        knows the pairs of a batch, calls the engine
                     classes.py     the class vectors that a loss may own: logits, predictions, more classes
                     settings.py    the arguments of constructors, each declared once
+                    labels.py      every form of labels that is taken
                     inputs.py, mined.py     labels, masks and miners' lists, checked and turned into pairs
                     sums.py, cross_batch_memory.py, matryoshka.py, self_supervised.py   losses made of losses
                     registry.py    every loss with its paper and formula

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from nearfar.errors import InputError
 from nearfar.losses import inputs, migration, mined
 from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_labels, squeezed
 from nearfar.losses.loss import Loss
 from nearfar.losses.mined import IndicesTuple
 from nearfar.losses.settings import PositiveInt
@@ -174,8 +175,8 @@ class CrossBatchMemory(Summand):
         """The class ids (N,), if they and the embeddings are what the memory takes."""
         finite = any(isinstance(module, Loss) and module.check_finite for module in self.loss.modules())
         inputs.check_embeddings(embeddings, self.embedding_size, finite=finite)  # before they are in the queue
-        labels = inputs.squeezed(labels)
-        inputs.check_labels(labels, len(embeddings))
+        labels = squeezed(labels)
+        check_labels(labels, len(embeddings))
         if labels.ndim != 1:
             raise InputError(
                 f"the memory keeps one class id per sample: labels must be (N,), not {tuple(labels.shape)}"

@@ -10,14 +10,22 @@ from nearfar.losses import mined
 from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs, WholePairs, over_all_rows
 from nearfar.losses.engine.spec import Average
 from nearfar.losses.engine.vectors import wide
+from nearfar.losses.labels import (
+    check_class_ids,
+    check_labels,
+    check_multi_hot,
+    check_soft_labels,
+    counted,
+    is_soft,
+    kept,
+    squeezed,
+)
 from nearfar.losses.mined import IndicesTuple
 
 if TYPE_CHECKING:
     from nearfar.losses.loss import Loss
 
 MASK_BLOCK = 2**22  # pairs counted at a time
-SOFT_TOLERANCE = 0.02  # of the sum of soft labels, which may be bfloat16
-FEW_LABELS = 128  # up to this number, the smallest and the largest are found on the host
 
 
 class Batch(NamedTuple):
@@ -60,9 +68,11 @@ def rows_of(batch: Batch, loss: "Loss") -> tuple[Batch, Tensor | None]:
     """
     batch = batch._replace(labels=squeezed(batch.labels), ref_labels=squeezed(batch.ref_labels))
     labels, weight = batch.labels, batch.sample_weight
-    if loss.takes_soft_labels and loss.weighted and _is_soft(labels):
+    if loss.takes_soft_labels and loss.weighted and is_soft(labels):
         assert labels is not None
-        check_soft_labels(batch, loss.num_classes)
+        if batch.indices_tuple is not None:
+            raise InputError("indices_tuple goes with class ids: leave it out, or give labels.argmax(1)")
+        check_soft_labels(labels, (len(batch.embeddings), loss.num_classes))
         check_constant(labels, "soft labels", loss)
         samples, classes = labels.nonzero(as_tuple=True)
         share = labels[samples, classes]
@@ -77,10 +87,10 @@ def without_ignored(batch: Batch, ignore_index: int | None) -> tuple[Batch, Tens
     if ignore_index is None or batch.indices_tuple is not None:  # which indexes all samples
         return batch, None
     ref_emb, ref_labels = batch.ref_emb, batch.ref_labels
-    if ref_emb is not None and (kept := _kept(ref_labels, len(ref_emb), ignore_index)) is not None:
+    if ref_emb is not None and (columns := kept(ref_labels, len(ref_emb), ignore_index)) is not None:
         assert ref_labels is not None
-        batch = batch._replace(ref_emb=ref_emb[kept], ref_labels=ref_labels[kept])
-    samples = _kept(batch.labels, len(batch.embeddings), ignore_index)
+        batch = batch._replace(ref_emb=ref_emb[columns], ref_labels=ref_labels[columns])
+    samples = kept(batch.labels, len(batch.embeddings), ignore_index)
     return (batch, None) if samples is None else (batch.selected(samples), samples)
 
 
@@ -89,20 +99,17 @@ def traced(batch: Batch, loss: "Loss") -> tuple[Pairs, Batch]:
     have no pairs, and the weight 0.
     """
     labels, n = squeezed(batch.labels), len(batch.embeddings)
-    if batch.indices_tuple is not None or _is_soft(labels):
+    if batch.indices_tuple is not None or is_soft(labels):
         raise InputError("in a graph that is compiled, labels are class ids or multi-hot, or masks are given")
     columns = labels if batch.ref_emb is None else squeezed(batch.ref_labels)
     if batch.positives is not None:
         positive = batch.positives
         negative = ~positive if batch.negatives is None else batch.negatives
     else:
-        counts = [_counts(ids, loss.ignore_index) for ids in (labels, columns)]
+        counts = [counted(ids, loss.ignore_index) for ids in (labels, columns)]
         if loss.weighted:
-            positive = (
-                labels != 0
-                if labels.ndim == 2
-                else labels[:, None] == torch.arange(loss.num_classes, device=labels.device)
-            )
+            classes = torch.arange(loss.num_classes, device=labels.device)
+            positive = labels != 0 if labels.ndim == 2 else labels[:, None] == classes
             counts[1] = torch.ones_like(positive[0])
         elif labels.ndim == 2:
             positive = (labels != 0).float() @ (columns != 0).float().t() > 0
@@ -119,21 +126,6 @@ def traced(batch: Batch, loss: "Loss") -> tuple[Pairs, Batch]:
     if loss.proxies_are_rows:
         positive, negative = positive.t(), negative.t()
     return WholePairs(positive, negative), batch._replace(labels=labels)
-
-
-def _counts(labels: Tensor, ignore_index: int | None) -> Tensor:
-    """(n,) which labels are not to be ignored."""
-    if labels.ndim == 2 or ignore_index is None:
-        return torch.ones_like(labels if labels.ndim == 1 else labels[:, 0], dtype=torch.bool)
-    return labels != ignore_index
-
-
-def _kept(labels: Tensor | None, n: int, ignore_index: int) -> Tensor | None:
-    """The indices of the labels that count; None if all do, or if they are not class ids of n samples."""
-    if not isinstance(labels, Tensor) or labels.shape != (n,) or labels.dtype == torch.bool:
-        return None
-    counts = labels != ignore_index
-    return None if bool(counts.all()) else counts.nonzero()[:, 0]
 
 
 def of_samples(values: Tensor, samples: Tensor | None, n: int) -> Tensor:
@@ -217,75 +209,6 @@ def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddin
             )
 
 
-def squeezed(labels: Any) -> Any:
-    """Class ids (n, 1) as (n,); other labels as they are."""
-    integers = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.dtype == torch.bool)
-    return labels[:, 0] if integers and labels.shape[1:] == (1,) else labels
-
-
-def _is_soft(labels: Tensor | None) -> bool:
-    return isinstance(labels, Tensor) and labels.ndim == 2 and labels.shape[1] > 1 and labels.is_floating_point()
-
-
-def check_soft_labels(batch: Batch, classes: int) -> None:
-    """Raise `InputError` unless they are the probabilities of the classes (N, C) of every sample."""
-    labels, n = batch.labels, len(batch.embeddings)
-    assert labels is not None
-    if labels.shape != (n, classes):
-        raise InputError(f"soft labels must be ({n}, {classes}), (samples, num_classes), not {tuple(labels.shape)}")
-    if batch.indices_tuple is not None:
-        raise InputError("indices_tuple goes with class ids: leave it out, or give labels.argmax(1)")
-    total = labels.detach().sum(1, dtype=torch.float32)
-    wrong = ((total - 1).abs() > SOFT_TOLERANCE) | ~(labels >= 0).all(1)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise InputError(
-            f"soft labels must be probabilities that add up to 1, but row {row} adds up to {float(total[row]):.4g}. "
-            "For samples of several classes give booleans, labels.bool(); for other weights, sample_weight"
-        )
-
-
-def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embeddings") -> None:
-    """Raise an error unless they are class ids (n,) or multi-hot (n, L), integers or booleans."""
-    if not isinstance(labels, Tensor):
-        raise InputTypeError(
-            f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one"
-        )
-    if labels.is_floating_point() or labels.is_complex():
-        raise InputTypeError(f"{name} are {labels.dtype}: {_instead_of_numbers(labels, name)}")
-    if labels.ndim not in (1, 2):
-        raise InputError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
-    if labels.shape[0] != n:
-        raise InputError(f"{len(labels)} {name} for {n} {of}: there must be one each")
-    if labels.ndim == 1 and labels.dtype == torch.bool:
-        raise InputTypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
-    if labels.ndim == 2 and labels.dtype != torch.bool and bool(((labels != 0) & (labels != 1)).any()):
-        raise InputError(
-            f"{name} {tuple(labels.shape)} must be multi-hot, of zeros and ones: for class ids give one column"
-        )
-
-
-def _instead_of_numbers(labels: Tensor, name: str) -> str:
-    """What to do about labels that are no integers."""
-    if labels.ndim < 2 or labels.shape[1] == 1:
-        whole = labels.is_floating_point() and bool((labels == labels.round()).all())
-        as_integers = f"{name}.long()" if labels.ndim < 2 else f"{name}[:, 0].long()"
-        return f"give class ids as integers ({as_integers})" if whole else "give class ids, whole numbers, as integers"
-    if bool(((labels == 0) | (labels == 1)).all()):
-        return f"give class ids as integers ({name}.argmax(1)), or multi-hot labels as booleans ({name}.bool())"
-    return (
-        "soft labels go with the softmax family, such as CosFaceLoss. For mixup of class ids a and b call the loss "
-        "twice: lam * loss(x, a) + (1 - lam) * loss(x, b)"
-    )
-
-
-def class_ids(labels: Tensor | None, loss: str) -> Tensor:
-    """The labels, if every sample has one class; otherwise raise `InputError`."""
-    if labels is None or labels.ndim != 1:
-        raise InputError(f"{loss} takes the one class of every sample: give class ids (N,) as labels")
-    return labels
-
-
 def check_sample_weight(weight: Tensor | None, n: int, loss: "Loss") -> None:
     """Raise an error unless they are (n,), not negative, and the loss takes them."""
     if weight is None:
@@ -304,27 +227,6 @@ def check_constant(tensor: Tensor, name: str, loss: "Loss") -> None:
     """Raise `InputError` if a gradient by it is wanted, which only the dense form has."""
     if tensor.requires_grad and torch.is_grad_enabled() and not loss.dense:
         raise InputError(f"there is no gradient by {name}: detach it, or make the loss with dense=True, which has one")
-
-
-def check_class_ids(labels: Tensor, classes: int) -> None:
-    """Raise `InputError` unless they are between 0 and classes - 1."""
-    if labels.numel() and not torch.compiler.is_compiling():
-        if labels.numel() <= FEW_LABELS:
-            ids = labels.tolist()
-            low, high = min(ids), max(ids)
-        else:
-            low, high = map(int, torch.aminmax(labels))
-        if low < 0 or high >= classes:
-            raise InputError(
-                f"labels run from {low} to {high}, but num_classes={classes} takes 0 to {classes - 1}: "
-                "number the training classes from 0, or add classes with loss.extend_classes(n)"
-            )
-
-
-def check_multi_hot(labels: Tensor, classes: int) -> None:
-    """Raise `InputError` unless there is a column for every class."""
-    if labels.shape[1] != classes:
-        raise InputError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
 
 
 def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None = None) -> Pairs:

@@ -15,6 +15,7 @@ from nearfar.losses.engine.pools import Nearest, Relaxed
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit, wide
 from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, class_ids
 from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import ANGLE, Angle, Fraction, Positive, PositiveInt
@@ -155,8 +156,8 @@ class CenterLoss(ClassLevelLoss):
         return torch.cdist(wide(embeddings), self.class_vectors()).square() * (-self.loss_weight / 2)
 
     def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
-        embeddings, labels = batch.embeddings, inputs.class_ids(batch.labels, "CenterLoss")
-        inputs.check_class_ids(labels, self.num_classes)
+        embeddings, labels = batch.embeddings, class_ids(batch.labels, "CenterLoss")
+        check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])
         x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
         # With the centres before this step, which moves them, perhaps before its gradient is computed.

@@ -9,7 +9,7 @@ from nearfar.errors import InputError
 from nearfar.losses.engine.maps import Linear, Row, SelfPaced
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.inputs import class_ids
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive, PositiveInt

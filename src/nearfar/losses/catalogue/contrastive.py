@@ -12,7 +12,8 @@ from nearfar.losses.engine.maps import Hinge, Linear, Map
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit, wide
-from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive

@@ -12,7 +12,7 @@ from nearfar.losses.engine.maps import Curriculum, Linear, Row, Square
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms, unit, wide
-from nearfar.losses.inputs import class_ids
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Angle, Fraction, Positive

@@ -12,7 +12,8 @@ from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
 from nearfar.losses.engine.maps import Distance, softplus, through
 from nearfar.losses.engine.pairs import Pairs, table_of
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.inputs import Batch, check_class_ids, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.mined import Triplets, TuplePairs
 from nearfar.losses.registry import register
