@@ -1,5 +1,6 @@
 """The losses in loops that people write themselves: mixed precision, schedules, growing classes, odd labels."""
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from nearfar import losses
-from tests.losses.settings import DEFAULTS, SETTINGS, SIZE, Setting, unit
+from tests.losses.settings import DEFAULTS, PAIRED, SETTINGS, SIZE, Setting, unit
 
 CLASSES = 16
 LABELS = torch.arange(64) % CLASSES
@@ -683,3 +684,66 @@ def test_members_can_be_listed_and_show_what_is_public(setting: Setting) -> None
 
 def test_the_package_shows_what_is_public() -> None:
     assert set(dir(losses)) == {*losses.__all__, "distributed"}
+
+
+# Statistics of the last step
+
+
+@pytest.mark.parametrize("setting", PAIRED, ids=str)
+def test_statistics_of_the_last_step(setting: Setting) -> None:
+    loss = setting.make().eval()
+    plain = loss(X.clone().requires_grad_(), IDS)
+    assert loss.last == {}
+    loss.keep_statistics = True
+    x = X.clone().requires_grad_()
+    for scale in (1, 2):  # of the last step only
+        x.grad = None
+        value = loss(scale * x, IDS)
+        value.backward()
+    case = setting.case(loss, X, IDS)
+    cosines = torch.nn.functional.normalize(case.x) @ torch.nn.functional.normalize(case.columns).t()
+    cosines = cosines.view(len(X), -1, loss.vectors_per_class).amax(2)
+    torch.testing.assert_close(loss.last["s_p"], cosines[case.positive].mean())
+    torch.testing.assert_close(loss.last["s_n"], cosines[case.negative].mean())
+    norms = (x.grad / 2).norm(dim=1)
+    torch.testing.assert_close(loss.last["gradient_norm"], norms.mean())
+    assert loss.last["active_rows"] == (norms > 0).sum()
+    loss.keep_statistics = False
+    torch.testing.assert_close(loss(X, IDS), plain.detach())
+    assert loss.last == {}
+
+
+HINGES = ("ContrastiveLoss", "MarginLoss", "RankedListLoss", "ThresholdConsistentMarginLoss", "TripletMarginLoss")
+
+
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.name in HINGES], ids=str)
+@pytest.mark.parametrize("small", [False, True], ids=["one tile", "tiles"])
+def test_active_pairs_are_those_of_the_gradient(setting: Setting, small: bool) -> None:
+    """Against the dense form, differentiated by its matrix of similarities."""
+    loss = setting.make(keep_statistics=True).eval()
+    if small:
+        loss.sizes = dataclasses.replace(loss.sizes, tile=16, square=4, widest=4, fewest_rows=2)
+    loss(X.clone().requires_grad_(), IDS)
+    matrices: list[Tensor] = []
+    product = torch.Tensor.__matmul__
+
+    def observed(a: Tensor, b: Tensor) -> Tensor:
+        matrices.append(product(a, b))
+        return matrices[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "__matmul__", observed)
+        value = setting.make(dense=True).eval()(X.clone().requires_grad_(), IDS)
+    slopes = torch.autograd.grad(value, matrices[0])[0]
+    assert loss.last["pulled"] == (slopes < 0).sum() and loss.last["pushed"] == (slopes > 0).sum()
+    assert loss.last["pulled"] + loss.last["pushed"] < slopes.numel()
+
+
+def test_statistics_of_towers() -> None:
+    loss = losses.InfoNCELoss(keep_statistics=True)
+    a = TOWERS[0].clone().requires_grad_()
+    loss(a, TOWERS[1]).backward()
+    cosines = torch.nn.functional.normalize(TOWERS[0]) @ torch.nn.functional.normalize(TOWERS[1]).t()
+    torch.testing.assert_close(loss.last["s_p"], cosines.diagonal().mean())
+    torch.testing.assert_close(loss.last["s_n"], cosines[~torch.eye(8, dtype=torch.bool)].mean())
+    torch.testing.assert_close(loss.last["gradient_norm"], a.grad.norm(dim=1).mean())

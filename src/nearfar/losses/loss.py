@@ -19,6 +19,7 @@ from nearfar.losses.inputs import Batch
 from nearfar.losses.mined import IndicesTuple, TuplePairs
 from nearfar.losses.placeholders import with_placeholders
 from nearfar.losses.settings import Bytes, PositiveInt
+from nearfar.losses.statistics import Statistics, compared, watched
 
 if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Reduction = Literal["mean", "sum", "none"]
 USED = (
     "training",
+    "last",
     "num_classes",
     "extend_classes",
     "class_vectors",
@@ -41,6 +43,7 @@ class Loss(WithClasses, common=True):
     Args:
         reduction: "mean", "sum", or "none" for one value per row (per sample; per proxy for Proxy-Anchor).
         memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
+        keep_statistics: have `last` show statistics of the last step, for another look at all similarities.
         ignore_index: samples with this label are left out, as rows and as columns; None takes it for a class.
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
         dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
@@ -53,6 +56,7 @@ class Loss(WithClasses, common=True):
     _: KW_ONLY
     reduction: Reduction = "mean"
     memory_budget: Bytes = BUDGET
+    keep_statistics: bool = False
     ignore_index: int | None = -1
     check_finite: bool = False
     dense: bool = False
@@ -81,6 +85,7 @@ class Loss(WithClasses, common=True):
 
     def create_state(self) -> None:
         super().create_state()
+        self._statistics: Statistics | None = None
         self.spare = Spare()  # memory that every step needs
         self.distribution: Distribution | None = None  # over several processes; `distribute` sets it
         self.sampling_step: Tensor  # how many steps have drawn classes, where only some take part
@@ -106,6 +111,24 @@ class Loss(WithClasses, common=True):
         internal = set(dir(Loss)).difference(dir(torch.nn.Module), USED) | (vars(self).keys() - self.settings.keys())
         names = [*object.__dir__(self), *self._parameters, *self._buffers, *self._modules]
         return [name for name in names if name.startswith("_") or name not in internal]
+
+    def watched(self, embeddings: Tensor) -> Tensor:
+        """The embeddings of a step that begins, of which statistics are kept if they are asked for."""
+        if self.keep_statistics or self._statistics is not None:
+            self._statistics = Statistics() if self.keep_statistics else None
+        if self._statistics is None or not isinstance(embeddings, Tensor):
+            return embeddings
+        return watched(embeddings, self._statistics)
+
+    @property
+    def last(self) -> dict[str, Tensor]:
+        """Statistics of the last call, as tensors; none unless `loss.keep_statistics = True` was set before.
+
+        `s_p` and `s_n` are the mean cosines of positive and negative pairs. With gradients there is how many pairs of
+        rows and columns they pull together (`pulled`) and push apart (`pushed`); after backward also `active_rows`, the
+        number of samples whose gradient is not zero, and `gradient_norm`, its mean length.
+        """
+        return {} if self._statistics is None else self._statistics.values
 
     # What a loss says of itself
 
@@ -159,6 +182,7 @@ class Loss(WithClasses, common=True):
                 Without `negatives`, all others are negative.
             sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
         """
+        embeddings = self.watched(embeddings)
         embedding_size = self.weight.shape[-1] if self.weighted and self.weight is not None else None
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         tracing = self.dense and torch.compiler.is_compiling()
@@ -217,6 +241,9 @@ class Loss(WithClasses, common=True):
     def of_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         """The loss of these pairs, with penalties, and the training step's changes of the loss itself."""
         training = self.training and torch.is_grad_enabled()
+        if self._statistics is not None:
+            rows, columns = compared(self, pairs, batch.embeddings, batch.ref_emb)
+            self._statistics.add_similarities(pairs, rows, columns, self.vectors_per_class)
         if training:
             with torch.no_grad():
                 self.before_step(batch.embeddings, batch.labels)
@@ -302,6 +329,7 @@ class Loss(WithClasses, common=True):
             spare=self.spare,
             sizes=self.sizes,
             row_parameters=len(parameters),
+            watch=None if self._statistics is None else self._statistics.add_pairs,
         )
         run = engine.evaluate_densely if self.dense else engine.evaluate
         return run(plan, rows, columns, bias, *parameters, *column_numbers)

@@ -41,11 +41,15 @@ class TwoTowerLoss(Loss):
                 "i = torch.arange(len(a)); NTXentLoss(temperature)(a, i, ref_emb=torch.cat([b, negatives]), "
                 "ref_labels=torch.cat([i, torch.full((len(negatives),), len(a))]))"
             )
+        a = self.watched(a)
         inputs.check_embeddings(a, None, "a", finite=self.check_finite)
         inputs.check_embeddings(b, a.shape[1], "b", finite=self.check_finite)
         if len(a) != len(b):
             raise InputError(f"{len(a)} rows of a for {len(b)} of b: row i of one belongs to row i of the other")
         inputs.check_sample_weight(sample_weight, len(a), self)
+        if self._statistics is not None:
+            n = len(a)
+            self._statistics.add_similarities(ClassPairs.to_classes(torch.arange(n, device=a.device), n), a, b)
         dtype = functools.reduce(torch.promote_types, (a.dtype, b.dtype, torch.float32))
         if self.distribution is not None:
             return self.distribution.evaluate_towers(self, a.to(dtype), b.to(dtype), sample_weight)
