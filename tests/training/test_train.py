@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 import nearfar
 from nearfar.data import glyphs
 from nearfar.evaluation import retrieval_metrics
+from nearfar.foundation.run_folder import RunError
 from nearfar.models import Embedder
 from nearfar.training import learner, recorder, runs
 from nearfar.training.config import TrainConfig
 from nearfar.training.evaluate import evaluate
 from nearfar.training.learner import Learner
 from nearfar.training.options import ConfigError, with_options
-from nearfar.training.runs import Curves, Run, RunError
+from nearfar.training.runs import Curves, Run
 from nearfar.training.train import StoppedError, prepare, train
 from tests.training.making import SMALL, patterns
 

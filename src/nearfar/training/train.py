@@ -19,6 +19,7 @@ import torch
 
 from nearfar.data import Table
 from nearfar.data.opening import path_of, reopen
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.budget import Budget
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import cross_fit
@@ -30,7 +31,7 @@ from nearfar.training.launch import check_accelerator, check_devices, launch
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display, counted
-from nearfar.training.runs import Run, RunError, new_folder
+from nearfar.training.runs import Run, new_folder
 from nearfar.training.splits import split
 from nearfar.training.world import World, joined, restarted, started
 
