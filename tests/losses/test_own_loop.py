@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import os
+import pydoc
+import re
 from collections.abc import Callable
 
 import pytest
@@ -747,3 +749,24 @@ def test_statistics_of_towers() -> None:
     torch.testing.assert_close(loss.last["s_p"], cosines.diagonal().mean())
     torch.testing.assert_close(loss.last["s_n"], cosines[~torch.eye(8, dtype=torch.bool)].mean())
     torch.testing.assert_close(loss.last["gradient_norm"], a.grad.norm(dim=1).mean())
+
+
+# Help
+
+
+@pytest.mark.parametrize("info", [*losses.list_losses(), *losses.list_penalties()], ids=lambda info: info.name)
+def test_help_is_short_and_complete(info: losses.LossInfo) -> None:
+    """Formula, arguments with their ranges, an example (which runs as a doctest) and the paper; two screens."""
+    text = pydoc.plain(pydoc.render_doc(info.loss))
+    assert len(text.splitlines()) <= 140
+    assert "Annotated" not in text and "Method resolution order" in text
+    assert info.paper and ">>> " in text and text.index("Example:") < text.index("References:")
+    described = text[: text.index("Example:")]
+    own = [s for s in getattr(info.loss, "settings", {}).values() if not s.common]
+    for setting in own:
+        if info.level != "penalty":
+            assert re.search(rf"\b{setting.name}\b.*:", described), setting.name
+    if any(setting.range for setting in own):
+        ranges = text[text.index("Ranges:") : text.index("References:")]
+        assert all(setting.name in ranges for setting in own if setting.range)
+    assert re.search(r"\n \|      +\S.*[=:] ", described), "a formula"

@@ -46,7 +46,15 @@ def right() -> list[Tensor]:
     shared: nn.Module = distribute(losses.ArcFaceLoss(10, 4, margin=0.4, sharded=True))
     names: list[str] = [info.name for info in losses.list_losses()]
     modules = [triplets, towers, softtriple, proxies, margin, memory, nested, views, shared]
-    return [similarity, value, logits, predicted, vectors, *parts.values(), *(m(x, y) for m in modules if names and classes)]
+    return [
+        similarity,
+        value,
+        logits,
+        predicted,
+        vectors,
+        *parts.values(),
+        *(m(x, y) for m in modules if names and classes),
+    ]
 
 
 def wrong() -> None:

@@ -30,6 +30,7 @@ class WithClasses(Summand, common=True):
     _: KW_ONLY
     sharded: bool = False
 
+    used = (*Summand.used, "num_classes", "extend_classes", "class_vectors", "logits", "predict", "reset_parameters")
     class_level = False  # whether samples are compared with vectors of the classes, and not with each other
     weighted = False  # whether it owns these vectors as `weight`; faster to read than the parameter
     vectors_per_class = 1

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
 
 Reduction = Literal["mean", "sum", "none"]
-USED = (
-    "training",
-    "last",
-    "num_classes",
-    "extend_classes",
-    "class_vectors",
-    "logits",
-    "predict",
-)  # by those who do not write losses
 Learned = Literal["classes", "scale", "boundary"]  # kinds of parameters, each with a learning rate of its own
 
 
@@ -61,6 +52,7 @@ class Loss(WithClasses, common=True):
     check_finite: bool = False
     dense: bool = False
 
+    used = (*WithClasses.used, "last")
     # Capabilities, which a loss declares and `LossInfo` shows.
     row_local = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
     needs_class_ids = False  # every sample has one class: no multi-hot labels, no masks
@@ -105,12 +97,6 @@ class Loss(WithClasses, common=True):
         if not mode:
             self.spare.give_up()
         return super().train(mode)
-
-    def __dir__(self) -> list[str]:
-        """What users of a loss need: its settings and tensors, and what can be asked of it."""
-        internal = set(dir(Loss)).difference(dir(torch.nn.Module), USED) | (vars(self).keys() - self.settings.keys())
-        names = [*object.__dir__(self), *self._parameters, *self._buffers, *self._modules]
-        return [name for name in names if name.startswith("_") or name not in internal]
 
     def watched(self, embeddings: Tensor) -> Tensor:
         """The embeddings of a step that begins, of which statistics are kept if they are asked for."""

@@ -12,6 +12,8 @@ Type checkers and editors take these for the fields of a dataclass; at run time 
 import functools
 import inspect
 import math
+import operator
+import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
 from numbers import Real
@@ -109,22 +111,44 @@ class Setting:
         return value
 
     @property
+    def range(self) -> str | None:
+        """The values that it may have, in words; None if that is not declared."""
+        if get_origin(self.kind) is Literal:
+            return "one of " + ", ".join(map(repr, get_args(self.kind)))
+        conditions = (c for kind in (self.kind, *get_args(self.kind)) for c in getattr(kind, "__metadata__", ()))
+        return next((re.split(", not|: ", c.description)[0] for c in conditions if isinstance(c, Range)), None)
+
+    @property
     def parameter(self) -> inspect.Parameter:
         """As part of a signature."""
         how = inspect.Parameter.KEYWORD_ONLY if self.by_name else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        plain = get_args(self.kind)[0] if get_origin(self.kind) is Annotated else self.kind
-        return inspect.Parameter(self.name, how, default=self.default, annotation=plain)
+        return inspect.Parameter(self.name, how, default=self.default, annotation=_plain(self.kind))
+
+
+class Listed(type):
+    """The type of classes whose `help` shows what their users need, without what losses and torch define inside."""
+
+    def __dir__(cls) -> list[str]:
+        names = {name for base in cls.__mro__ if isinstance(base, Listed) for name in vars(base)}
+        hidden: frozenset[str] = getattr(cls, "hooks", frozenset())
+        return [name for name in names if not name.startswith("_") and name not in hidden]
 
 
 @dataclass_transform()
-class Configured(nn.Module):
+class Configured(nn.Module, metaclass=Listed):
     """A module whose constructor takes the settings that its class declares."""
 
     settings: ClassVar[dict[str, Setting]] = {}
+    used: ClassVar[tuple[str, ...]] = ("forward", "training")  # of the names that all losses have, those for users
+    hooks: ClassVar[frozenset[str]] = frozenset(  # the others
+        ("settings", "used", "hooks", "create_state", "set_up", "extra_repr")
+    )
 
     def __init_subclass__(cls, common: bool = False):
         super().__init_subclass__()
         cls.settings = cls.settings | _declared(cls, common)
+        if common:
+            cls.hooks = cls.hooks.union(name for name in vars(cls) if name not in cls.used)
         own = vars(cls).get("__init__")
         cls.__init__ = _constructor(cls) if own is None else _completing(cls, own)  # type: ignore[method-assign]
 
@@ -192,6 +216,12 @@ class Configured(nn.Module):
             hint = suggestion(name, known, f"it has {', '.join(known)}")
             raise InputTypeError(f"{kind} has no setting {name!r}: {hint} (A name of your own may begin with _)")
 
+    def __dir__(self) -> list[str]:
+        """Settings, tensors and what can be asked of the module."""
+        inside = self.hooks | (vars(self).keys() - self.settings.keys() - set(self.used))
+        names = [*object.__dir__(self), *self._parameters, *self._buffers, *self._modules]
+        return [name for name in names if name.startswith("_") or name not in inside]
+
     def extra_repr(self) -> str:
         shown = [s.name for s in self.settings.values() if s.attribute and not s.common and s.name in vars(self)]
         return ", ".join(f"{name}={vars(self)[name]}" for name in shown)
@@ -222,13 +252,18 @@ def _signature(settings: Any) -> inspect.Signature:
     return inspect.Signature([s.parameter for s in sorted(settings, key=lambda s: s.by_name)])
 
 
+def _plain(kind: Any) -> Any:
+    """The annotation without ranges."""
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[0]
+    is_union = isinstance(kind, UnionType) or get_origin(kind) is Union
+    return functools.reduce(operator.or_, map(_plain, get_args(kind))) if is_union else kind
+
+
 def _kinds(kind: Any) -> set[Any]:
     """The plain types of an annotation: of `Annotated[float, ...] | None`, float and NoneType."""
-    if get_origin(kind) is Annotated:
-        return _kinds(get_args(kind)[0])
-    if isinstance(kind, UnionType) or get_origin(kind) is Union:
-        return set().union(*map(_kinds, get_args(kind)))
-    return {kind} if isinstance(kind, type) else set()
+    plain = _plain(kind)
+    return set(get_args(plain)) if isinstance(plain, UnionType) else {plain}
 
 
 def _completing(cls: type[Configured], constructor: Callable[..., None]) -> Callable[..., None]:

@@ -37,6 +37,13 @@ class SoftTripleLoss(ClassLevelLoss):
         margin: δ.
         tau: weight of the regulariser.
 
+    Example:
+        >>> import torch
+        >>> loss = SoftTripleLoss(num_classes=10, embedding_size=16, centers_per_class=2)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([20, 16])
+
     References: Q. Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019,
     arXiv:1909.05235, Eq. 10.
     """
@@ -71,6 +78,13 @@ class SubCenterArcFaceLoss(ClassLevelLoss):
         margin: m, in radians.
         scale: γ.
         sub_centers: K; class c has the rows c K … c K + K - 1 of `weight`.
+
+    Example:
+        >>> import torch
+        >>> loss = SubCenterArcFaceLoss(num_classes=10, embedding_size=16, sub_centers=2)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([20, 16])
 
     References: J. Deng et al., "Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
     ECCV 2020.
@@ -127,6 +141,13 @@ class CenterLoss(ClassLevelLoss):
         num_classes, embedding_size: classes and dimension.
         alpha: how fast the centres follow, from 0 to 1.
         loss_weight: λ; the paper has 0.003 for faces.
+
+    Example:
+        >>> import torch
+        >>> loss = CenterLoss(num_classes=10, embedding_size=16, alpha=0.3)
+        >>> value = loss(torch.randn(8, 16), torch.arange(8))
+        >>> loss.centers.shape
+        torch.Size([10, 16])
 
     References: Y. Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016,
     Eq. 2-4.

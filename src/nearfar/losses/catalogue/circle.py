@@ -29,6 +29,12 @@ class UnifiedLoss(Loss):
         num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
             weights.
 
+    Example:
+        >>> import torch
+        >>> loss = UnifiedLoss(m=0.25, gamma=16)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        4.702
+
     References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
     arXiv:2002.10857, Eq. 1.
     """
@@ -65,6 +71,12 @@ class CircleLoss(Loss):
         slope_p, slope_n: slopes of the weights a_p and a_n; 1 in the paper.
         num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
             weights.
+
+    Example:
+        >>> import torch
+        >>> loss = CircleLoss(m=0.25, gamma=64)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        56.693
 
     References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
     arXiv:2002.10857, Eq. 6 and 8-10.

@@ -39,6 +39,12 @@ class ContrastiveLoss(DistanceLoss):
         distance: "l2", "squared_l2" or "cosine" (1 - s).
         normalize: compare normalised vectors; False compares them as they are.
 
+    Example:
+        >>> import torch
+        >>> loss = ContrastiveLoss(pos_margin=0.2, neg_margin=1.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.482
+
     References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR
     2006, Eq. 4.
     """
@@ -84,6 +90,12 @@ class NPairsLoss(Loss):
         pairs: "all" or "one_per_class".
         l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its
             code).
+
+    Example:
+        >>> import torch
+        >>> loss = NPairsLoss(pairs="one_per_class")
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.698
 
     References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
     """
@@ -137,6 +149,12 @@ class MultiSimilarityLoss(Loss):
         epsilon: the mining's slack; None keeps all pairs.
         learn_base: learn λ, as the parameter `base`.
 
+    Example:
+        >>> import torch
+        >>> loss = MultiSimilarityLoss(alpha=2, beta=40)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.657
+
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
     2019, arXiv:1904.06627.
     """
@@ -176,6 +194,12 @@ class NTXentLoss(Loss):
         temperature: τ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log 1/τ.
 
+    Example:
+        >>> import torch
+        >>> loss = NTXentLoss(temperature=0.5, learnable=True)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
+
     References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020,
     arXiv:2002.05709, Eq. 1.
     """
@@ -205,6 +229,12 @@ class SupConLoss(Loss):
     Args:
         temperature: τ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log 1/τ.
+
+    Example:
+        >>> import torch
+        >>> loss = SupConLoss(temperature=0.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
 
     References: P. Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, arXiv:2004.11362, Eq. 2.
     """
@@ -242,6 +272,12 @@ class NCALoss(Loss):
     Args:
         softmax_scale: γ; 1 as in the paper, whose vectors are not normalised. About 10 separates more.
 
+    Example:
+        >>> import torch
+        >>> loss = NCALoss(softmax_scale=10)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
+
     References: J. Goldberger et al., "Neighbourhood Components Analysis", NIPS 2004.
     """
 
@@ -266,6 +302,12 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
 
     Args:
         pos_margin, neg_margin: in units of the ratio.
+
+    Example:
+        >>> import torch
+        >>> loss = SignalToNoiseRatioContrastiveLoss(neg_margin=3.0)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        3.0
 
     References: T. Yuan et al., "Signal-To-Noise Ratio: A Robust Distance Metric for Deep Metric Learning", CVPR 2019,
     arXiv:1904.02616.
@@ -314,6 +356,13 @@ class ThresholdConsistentMarginLoss(Loss):
     Args:
         lambda_plus, lambda_minus: weights of the two sides.
         margin_plus, margin_minus: the similarities.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import SupConLoss
+        >>> loss = SupConLoss() + ThresholdConsistentMarginLoss(margin_plus=0.9)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.999
 
     References: Q. Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024,
     arXiv:2307.04047.

@@ -157,6 +157,12 @@ class SigLIPLoss(TwoTowerLoss):
         bias: the initial b, which makes up for the many negatives.
         learnable: whether both are learned.
 
+    Example:
+        >>> import torch
+        >>> loss = SigLIPLoss(bias=-5)
+        >>> round(loss(torch.eye(4), torch.eye(4).flip(0)).item(), 3)
+        10.027
+
     References: X. Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023, arXiv:2303.15343, Eq. 1.
     """
 
@@ -204,6 +210,12 @@ class VICRegLoss(TwoTowerLoss):
     Args:
         invariance_lambda, variance_mu, covariance_v: weights of the three terms.
         eps: under the root of the variance.
+
+    Example:
+        >>> import torch
+        >>> loss = VICRegLoss(variance_mu=10)
+        >>> round(loss(torch.eye(4), torch.eye(4).flip(0)).item(), 3)
+        17.541
 
     References: A. Bardes, J. Ponce, Y. LeCun, "VICReg: Variance-Invariance-Covariance Regularization for
     Self-Supervised Learning", ICLR 2022, arXiv:2105.04906, Eq. 1-6; the half is in its code.

@@ -41,6 +41,12 @@ class TripletMarginLoss(DistanceLoss):
         distance: "l2", "squared_l2" or "cosine" (1 - s).
         normalize: compare normalised vectors; False compares them as they are, as re-identification often does.
 
+    Example:
+        >>> import torch
+        >>> loss = TripletMarginLoss(margin=0.3, mining="all")
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.3
+
     References: F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832, Eq. 2; A. Hermans, L. Beyer, B. Leibe, "In
     Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5.
     """
@@ -185,6 +191,12 @@ class MarginLoss(Loss):
         sampling: "all" or "distance_weighted".
         cutoff: the sampling raises smaller distances to this one.
         nonzero_loss_cutoff: negatives further than this are not drawn.
+
+    Example:
+        >>> import torch
+        >>> loss = MarginLoss(beta=1.0, learn_beta=True)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.614
 
     References: C.-Y. Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567.
     """
