@@ -97,4 +97,4 @@ def list_penalties() -> list[LossInfo]:
     return [_LOSSES[name] for name in sorted(_LOSSES) if _LOSSES[name].level == "penalty"]
 
 
-COMMON_OPTIONS = ["reduction", "memory_budget", "check_finite", "dense", "sharded"]
+COMMON_OPTIONS = ["reduction", "memory_budget", "keep_statistics", "ignore_index", "check_finite", "dense", "sharded"]

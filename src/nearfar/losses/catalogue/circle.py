@@ -9,7 +9,7 @@ from nearfar.errors import InputError
 from nearfar.losses.engine.maps import Linear, Row, SelfPaced
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.inputs import class_ids
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive, PositiveInt
@@ -34,6 +34,7 @@ class UnifiedLoss(Loss):
     """
 
     row_local = True
+    takes_soft_labels = True
     m: float = 0.25
     gamma: Positive = 64.0
     _: KW_ONLY
@@ -70,6 +71,7 @@ class CircleLoss(Loss):
     """
 
     row_local = True
+    takes_soft_labels = True
     m: float | Tensor = 0.4
     gamma: Positive = 80.0
     _: KW_ONLY

@@ -12,7 +12,8 @@ from nearfar.losses.engine.maps import Hinge, Linear, Map
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import unit, wide
-from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive
@@ -289,7 +290,7 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
         weight = batch.sample_weight
-        if bool(silent.any()):
+        if torch.compiler.is_compiling() or bool(silent.any()):
             weight = (torch.ones_like(power[:, 0]) if weight is None else weight).masked_fill(silent[:, 0], 0)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 

@@ -12,7 +12,7 @@ from nearfar.losses.engine.maps import Curriculum, Linear, Row, Square
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import norms, unit, wide
-from nearfar.losses.inputs import class_ids
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Angle, Fraction, Positive
@@ -40,6 +40,7 @@ class AdaFaceLoss(ClassLevelLoss):
     """
 
     free_norm = True
+    takes_soft_labels = False  # its averages are over samples
     margin: Angle = 0.4
     scale: Positive = 64.0
     _: KW_ONLY
@@ -136,6 +137,7 @@ class CurricularFaceLoss(ClassLevelLoss):
     """
 
     needs_class_ids = True
+    takes_soft_labels = False  # so is the running mean of its targets
     margin: Angle = 0.5
     scale: Positive = 64.0
 

@@ -169,7 +169,7 @@ class DynamicSoftMarginLoss(Loss):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "DynamicSoftMarginLoss":
         """Counts stay in float64, whatever the embeddings are in."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.histogram = self.histogram.double()
         return self
 

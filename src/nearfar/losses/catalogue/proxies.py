@@ -68,6 +68,7 @@ class ProxyAnchorLoss(ClassLevelLoss):
     """
 
     proxies_are_rows = True
+    takes_soft_labels = False
     margin: float = 0.1
     alpha: Positive = 32.0
     _: KW_ONLY

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nearfar.errors import InputError
 from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
 from nearfar.losses.engine.maps import Distance, softplus, through
 from nearfar.losses.engine.pairs import Pairs, table_of
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.mined import Triplets, TuplePairs
 from nearfar.losses.registry import register
@@ -105,7 +105,8 @@ class TripletMarginLoss(DistanceLoss):
         d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
         count = _compared if columns.shape[1] < MANY else _sorted
         of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
-        if s.device.type == "cpu" and not bool(of_positives.any()):  # elsewhere one would have to wait for the answer
+        waits = s.device.type != "cpu" or torch.compiler.is_compiling()  # for the answer
+        if not waits and not bool(of_positives.any()):
             nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
             return nothing, nothing, None
         factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
@@ -211,7 +212,7 @@ class MarginLoss(Loss):
     def _apply(self, fn: Any, recurse: bool = True) -> "MarginLoss":
         """Convert a boundary that has not moved from the number given, not from its rounding in the old precision."""
         unmoved = not self._beta.is_meta and bool((self._beta == self.beta_at_first).all())
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if unmoved and not self._beta.is_meta:
             with torch.no_grad():
                 self._beta.fill_(self.beta_at_first)
@@ -234,8 +235,7 @@ class MarginLoss(Loss):
         if self._beta.ndim == 0:
             return self._beta.expand(len(embeddings))
         labels = class_ids(labels, "MarginLoss with a boundary per class")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self._beta):
-            raise InputError(f"labels must be between 0 and {len(self._beta) - 1}, num_classes - 1, for MarginLoss")
+        check_class_ids(labels, len(self._beta))
         return self._beta[labels]
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:

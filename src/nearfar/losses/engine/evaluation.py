@@ -181,6 +181,9 @@ class Evaluation:
         """Products 2 and 3 of one tile."""
         i, j = tile
         g, *of_columns = (statistics.gradient(side, self.column_numbers.gradients) for side in sides)
+        if self.plan.watch is not None:
+            for part in (g, *of_columns):
+                self.plan.watch(part)
         if self.products.one_set:
             self.products.add_symmetric(i, j, g.add_(of_columns[0].t()) if of_columns else g + g.t())
         elif pool is None:

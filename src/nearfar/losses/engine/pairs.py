@@ -123,7 +123,9 @@ class ClassPairs:
         self.start, self.stop, self.own = start, stop, own
         self.rows, self.columns = start.shape[0], columns
         self.row_order, self.column_order = row_order, column_order
-        fewest, self.widest = (int(n) for n in torch.aminmax(stop - start)) if self.rows else (0, 0)
+        fewest, self.widest = 0, columns  # what is known of a graph that is compiled
+        if not torch.compiler.is_compiling():
+            fewest, self.widest = (int(n) for n in torch.aminmax(stop - start)) if self.rows else (0, 0)
         self.complete = int(own is not None) < fewest and self.widest < columns
         self.even = fewest == self.widest  # every row lists as many columns
 
@@ -261,6 +263,8 @@ def table_of(mask: Tensor, slots: int | None = None) -> tuple[Tensor, Tensor]:
     filled; the others hold some column. By default there are as many slots as the fullest row needs.
     """
     b, t = mask.shape
+    if slots is None and torch.compiler.is_compiling():  # where the fullest row is not known
+        slots = t
     if slots is None:
         slots = max(1, int(mask.sum(1).max())) if b else 1
     # Of numbers that fall from column to column the largest come first.
@@ -272,6 +276,30 @@ def over_all_rows(pairs: Pairs, part: Tensor) -> Tensor:
     """A sum over this process's rows, added up over the rows of all ranks."""
     spread = pairs.spread
     return part if spread is None or spread.over == "columns" else spread.ranks.sum(part)
+
+
+class WholePairs:
+    """Pairs by two whole masks (N, M), of which no value is looked at, so that a compiler can trace what is done."""
+
+    row_order: Tensor | None = None
+    column_order: Tensor | None = None
+    towers: int | None = None
+    spread: "Spread | None" = None
+    complete = False
+
+    def __init__(self, positive: Tensor, negative: Tensor):
+        self.positive, self.negative = positive, negative
+        self.rows, self.columns = positive.shape
+        self.positives, self.negatives = positive.sum(1), negative.sum(1)
+
+    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
+        return self.positive[rows], self.negative[rows]
+
+    def tile(self, rows: slice, columns: slice) -> TilePairs | None:
+        raise NotImplementedError("these pairs are for the dense form")
+
+    def of_rows(self, index: Tensor) -> "WholePairs":
+        return WholePairs(self.positive[index], self.negative[index])
 
 
 MaskFunction = Callable[[slice, slice], tuple[Tensor, Tensor]]

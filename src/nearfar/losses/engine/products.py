@@ -43,6 +43,7 @@ class Products:
         self, plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None, needs: tuple[bool, bool, bool]
     ):
         pairs, normalize, self.sizes = plan.pairs, plan.spec.normalize, plan.sizes
+        self._watch = plan.watch
         dtype = at_least_float32(rows, columns)
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.one_set = columns is None
@@ -128,6 +129,8 @@ class Products:
             return slope if isinstance(slope, Tensor) else torch.full_like(s, slope)
 
         for columns, values in entries_at(slopes_at):
+            if self._watch is not None:
+                self._watch(values)
             for gradient in self.bias.gradients:
                 if gradient is not None:
                     gradient.index_add_(0, columns, values)

@@ -149,7 +149,8 @@ class Vectors:
 
     def to_raw(self, grad: Tensor, together: int) -> Tensor:
         """The gradient by the caller's tensor, from the gradient g (n, D) by the prepared vectors, multiplied by
-        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up.
+        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up. The
+        result keeps the precision of the arithmetic: a loss scale is to multiply it before it is rounded to float16.
 
         Args:
             together: the number of elements that are turned at a time, so that they stay in the cache.
@@ -161,4 +162,4 @@ class Vectors:
                 g.addcmul_(vectors, along.mul_(inverse).mul_(inverse), value=-1)
             else:
                 g.addcmul_(vectors, along, value=-1).mul_(inverse)
-        return restored(grad, self.order).to(self.raw.dtype)
+        return restored(grad, self.order)
