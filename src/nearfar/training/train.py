@@ -78,7 +78,7 @@ def train(
             if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
                 run = _to_go_on_with(config.out or "")
                 config = run.config
-    if run is not None and run.finished:  # and one process was killed after that
+    if run is not None and run.finished and run.has_model:  # and one process was killed after that
         return run
     budget = Budget(config.budget) if config.budget is not None and run is None else None
     here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
@@ -108,7 +108,7 @@ def train(
 def _to_go_on_with(folder: str | os.PathLike[str]) -> Run:
     run = Run(folder)
     _ = run.config  # which says so if there is none
-    if run.finished and not restarted():
+    if run.finished and run.has_model and not restarted():
         raise ConfigError(f"{run.folder} is finished already: nearfar evaluate {run.folder} measures it")
     return run
 
