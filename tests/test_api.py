@@ -24,6 +24,7 @@ PUBLIC = {
         "UnknownNameError",
     ),
     "nearfar.losses": (),
+    "nearfar.losses.classes": ("WithClasses",),
     "nearfar.losses.distributed": (),
     "nearfar.data": (),
     "nearfar.imaging": (),
@@ -44,13 +45,15 @@ PUBLIC = {
 
 
 def described(name: str, thing: object) -> list[str]:
-    """A line for a function; for a class, one for each of its own public methods too."""
+    """A line for a function; for a class, one for each of its public methods too, its own and the foundation's."""
     if not callable(thing):
         return [f"{name}: {type(thing).__name__}"]
     if not inspect.isclass(thing):
         return [f"{name}{_arguments(thing)}"]
     lines = [f"class {name}{'' if issubclass(thing, enum.Enum) else _arguments(thing)}"]
-    for method, value in sorted(vars(thing).items()):
+    bases = [base for base in thing.__mro__ if base is thing or base.__module__.startswith("nearfar.foundation.")]
+    members = {name: value for base in reversed(bases) for name, value in vars(base).items()}
+    for method, value in sorted(members.items()):
         if method.startswith("_"):
             continue
         plain = getattr(value, "__func__", value)

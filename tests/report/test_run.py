@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from nearfar.data import SPLITS
+from nearfar.foundation.run_folder import RunFolder
 from nearfar.report import layout, measured
-from nearfar.report.files import RunFiles
+from nearfar.report.boundaries import boundary_of_run
 from nearfar.report.run import run_page, write_run_report
 from tests.report.making import HOSTILE, embeddings, run_folder, table, with_broken
 
@@ -63,7 +64,7 @@ def test_the_boundary_is_that_of_the_runs_loss(page: str) -> None:
     ],
 )
 def test_what_a_boundary_is_between(tmp_path, loss: str, words: str) -> None:
-    found, between = RunFiles(run_folder(tmp_path / "run", loss)).boundary
+    found, between = boundary_of_run(RunFolder(run_folder(tmp_path / "run", loss)))
     assert found is not None
     assert between == words
 
@@ -72,7 +73,7 @@ def test_what_a_boundary_is_between(tmp_path, loss: str, words: str) -> None:
     "loss", ["- {name: SmoothAPLoss}", "- {name: CircleLoss}\n- {name: NormFaceLoss}", "- {name: Mine}"]
 )
 def test_no_boundary_where_there_is_none(tmp_path, loss: str) -> None:
-    assert RunFiles(run_folder(tmp_path / "run", loss)).boundary == (None, "")
+    assert boundary_of_run(RunFolder(run_folder(tmp_path / "run", loss))) == (None, "")
 
 
 def test_pictures_are_those_of_the_queries(page: str) -> None:

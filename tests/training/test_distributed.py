@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 
 from nearfar.errors import InputError, NearfarError
+from nearfar.foundation.run_folder import RunError
 from nearfar.training import train as train_module
 from nearfar.training.config import TrainConfig
 from nearfar.training.launch import check_devices, launch, said
 from nearfar.training.options import ConfigError, with_options
-from nearfar.training.runs import Run, RunError
+from nearfar.training.runs import Run
 from nearfar.training.shards import whole
 from nearfar.training.train import train
 from nearfar.training.world import World, restarted

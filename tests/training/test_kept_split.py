@@ -12,12 +12,13 @@ from PIL import Image
 import nearfar.data
 from nearfar.cli import main
 from nearfar.data.survey import survey
+from nearfar.foundation.run_folder import RunError
 from nearfar.serve import server
 from nearfar.serve.served_run import ServedRun
 from nearfar.training.evaluate import evaluate, rows_of
 from nearfar.training.kept_split import KeptSplit, parts_of
 from nearfar.training.options import ConfigError
-from nearfar.training.runs import Run, RunError
+from nearfar.training.runs import Run
 from nearfar.training.train import StoppedError, train
 from tests.retrieval.making import photos
 from tests.training.making import SMALL

@@ -16,9 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.learner import Learner
 from nearfar.training.options import ConfigError
-from nearfar.training.runs import Run, RunError
+from nearfar.training.runs import Run
 from nearfar.training.train import StoppedError, train
 from tests.training.making import SMALL, patterns
 from tests.training.test_train import same_end

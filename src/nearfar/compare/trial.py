@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from nearfar.compare.workbench import Fold, Workbench
+from nearfar.foundation.run_folder import RunError
 from nearfar.losses import SumLoss
 from nearfar.training.build import build_loss
 from nearfar.training.checks import check_batches, check_parameters
@@ -24,7 +25,6 @@ from nearfar.training.data import Stream
 from nearfar.training.fit import StoppedError, make_trainer, without_chatter
 from nearfar.training.learner import Learner, Step, make_optimisation
 from nearfar.training.recorder import stopped_by_signals
-from nearfar.training.runs import RunError
 from nearfar.training.start import draw_classes, start_classes
 
 Setting = Mapping[str, Any]  # "lr", "classes", "proxies", "level", "loss.NAME": values

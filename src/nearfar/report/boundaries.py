@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.foundation.run_folder import RunFolder
+from nearfar.losses import list_losses
+
 Floats = npt.NDArray[np.float64]
 POINTS = 801
 _S = np.linspace(-1.0, 1.0, POINTS)
@@ -25,6 +28,26 @@ class Boundary:
     lines: tuple[tuple[Floats, Floats], ...]
     formula: str
     corner: float
+
+
+LEVEL = {
+    "class": "a sample and the vector of a class",
+    "proxy": "a sample and the proxy of a class",
+}
+
+
+def boundary_of_run(run: RunFolder) -> tuple[Boundary | None, str]:
+    """The boundary of a run's loss, if it is a single one and the model was trained by it; and what the boundary is
+    between, in words.
+    """
+    if len(run.losses) != 1 or run.metrics.get("kept", "trained") != "trained":
+        return None, ""
+    given = run.losses[0]
+    for info in list_losses():
+        if info.name == given.get("name"):
+            level = "class" if given.get("class_level") else info.level
+            return boundary(info.name, {**info.arguments, **given}), LEVEL.get(level, "")
+    return None, ""
 
 
 def boundary(loss: str, arguments: Mapping[str, Any]) -> Boundary | None:

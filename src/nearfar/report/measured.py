@@ -9,9 +9,10 @@ from nearfar.data import SPLITS, Table
 from nearfar.data.columns import Files
 from nearfar.evaluation import Diagnosis, diagnose
 from nearfar.evaluation.hamming import signs
+from nearfar.foundation.run_folder import RunFolder
 from nearfar.imaging.sources import describe
 from nearfar.report import figures, layout, queries, style, thumbnails, widgets
-from nearfar.report.files import RunFiles
+from nearfar.report.boundaries import boundary_of_run
 from nearfar.report.markup import Markup
 from nearfar.report.page import Mark, Page, Picture, Section
 from nearfar.report.thresholds import accepted
@@ -31,9 +32,9 @@ MISTAKE: tuple[Mark, Mark] = ("query", "wrong")
 class Measured:
     """The sections on what the embeddings find."""
 
-    def __init__(self, embeddings: Floats, table: Table, files: RunFiles, seed: int, *, binary: bool = False):
+    def __init__(self, embeddings: Floats, table: Table, run: RunFolder, seed: int, *, binary: bool = False):
         self.x, self.binary = signs(embeddings) if binary else embeddings, binary
-        self.table, self.files, self.seed = table, files, seed
+        self.table, self.run, self.seed = table, run, seed
         self.labels = table.labels
         self.rows = rows = np.flatnonzero(np.isfinite(embeddings).all(1) & (table.labels >= 0))
         self.queries = self.gallery = rows
@@ -73,7 +74,7 @@ class Measured:
             "Similarity of the codes, 1 − 2 · (Hamming distance) / bits," if self.binary else "Cosine similarity"
         )
         section.figure(
-            style.svg(figures.similarities(diagnosis.histogram, self.files.threshold)),
+            style.svg(figures.similarities(diagnosis.histogram, self.run.threshold)),
             f"{similarity} of {drawn} with all others of its class, and with all of other classes. The less the "
             "two overlap, the better one threshold serves all.",
         )
@@ -81,7 +82,7 @@ class Measured:
             chosen = np.arange(len(found.queries))
             if len(chosen) > SCATTERED:
                 chosen = np.sort(np.random.default_rng(self.seed).choice(chosen, SCATTERED, replace=False))
-            line, between = self.files.boundary
+            line, between = boundary_of_run(self.run)
             words = "" if line is None else f" Dashed: the boundary of {line.loss}, {line.formula}"
             words += f", which it draws between {between}." if line is not None and between else "." if words else ""
             section.figure(
@@ -177,15 +178,15 @@ class Measured:
         if curve is None:
             section.paragraph("No two images are of one class, so no threshold can be judged.")
             return
-        chosen = self.files.threshold
+        chosen = self.run.threshold
         section.paragraph(
             "From which similarity on do two images show the same? Move the slider. Precision depends on how many of "
             "the compared pairs are of one class: among these images "
             f"{100 * curve.same[0] / (curve.same[0] + curve.other[0]):.2f} %."
             + ("" if chosen is None else f" The run's threshold is {chosen:.3f}.")
         )
-        if self.files.threshold_note:
-            section.paragraph(self.files.threshold_note)
+        if self.run.threshold_note:
+            section.paragraph(self.run.threshold_note)
         section.markup(widgets.threshold_slider(curve, chosen))
 
     def _picture(self, row: int) -> Markup | None:

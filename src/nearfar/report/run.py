@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.data import Table
+from nearfar.foundation.run_folder import RunFolder
 from nearfar.report import sections
-from nearfar.report.files import RunFiles
 from nearfar.report.measured import Measured, row_name
 from nearfar.report.page import Page
 
@@ -52,13 +52,14 @@ def run_page(
     """The page of a run."""
     if len(embeddings) != len(table):
         raise ValueError(f"{len(embeddings)} embeddings for {len(table)} rows of {table.name}: they must be the same")
-    files = RunFiles(Path(folder))
-    page = Page(f"{table.name}: {files.loss_names}", f"A run of nearfar in {Path(folder).name}")
-    sections.summary(page, files, table, notes)
-    sections.curves(page, files)
-    Measured(embeddings, table, files, seed, binary=binary).add_to(page)
+    run = RunFolder(folder)
+    losses = " + ".join(str(loss.get("name")) for loss in run.losses) or "a run"
+    page = Page(f"{table.name}: {losses}", f"A run of nearfar in {run.folder.name}")
+    sections.summary(page, run, table, notes)
+    sections.curves(page, run)
+    Measured(embeddings, table, run, seed, binary=binary).add_to(page)
     _problems(page, embeddings, table)
-    sections.settings(page, files)
+    sections.settings(page, run)
     return page
 
 

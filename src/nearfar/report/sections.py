@@ -9,8 +9,8 @@ import numpy.typing as npt
 from nearfar.data import Table
 from nearfar.evaluation.class_means import interval_note
 from nearfar.foundation.durations import duration
+from nearfar.foundation.run_folder import RunFolder
 from nearfar.report import figures, style
-from nearfar.report.files import RunFiles
 from nearfar.report.markup import Markup, text
 from nearfar.report.page import Page, number
 
@@ -21,10 +21,10 @@ HEADLINE = ("recall@1", "map@r", "r_precision", "map")
 COLUMNS = {"features": "pretrained features", "start": "start", "trained": "after"}
 
 
-def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()) -> None:
+def summary(page: Page, run: RunFolder, table: Table, notes: Sequence[str] = ()) -> None:
     """What came out: the verdict, and every candidate."""
     section = page.section("Summary")
-    metrics = files.metrics
+    metrics = run.metrics
     after = metrics.get("after") or {}
     things = "images" if table.images is not None else "rows"
     if metrics.get("verdict"):
@@ -39,7 +39,7 @@ def summary(page: Page, files: RunFiles, table: Table, notes: Sequence[str] = ()
         kind = "classes that training has not seen" if metrics["open_set"] else "known classes"
     measured_on = metrics.get("measured_on", "given")
     words = f"Measured on the {measured_on} rows: {len(table):,} {things} of {table.num_classes:,} {kind}."
-    if (step := best_step(files)) is not None:
+    if (step := best_step(run)) is not None:
         words += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
     if metrics.get("compared_by") == "hamming":
         words += (
@@ -84,9 +84,9 @@ def _with_interval(name: str, candidate: Mapping[str, Any]) -> str:
     return f"{value} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
-def best_step(files: RunFiles) -> float | None:
+def best_step(run: RunFolder) -> float | None:
     """The step whose model was kept, where validation chose one."""
-    best = files.metrics.get("best")
+    best = run.metrics.get("best")
     return float(best["step"]) if isinstance(best, Mapping) and "step" in best else None
 
 
@@ -116,11 +116,12 @@ def _change(name: str, metrics: Mapping[str, Any]) -> str:
     return f"{100 * (after[name] - base[name]):+.1f} points, from {100 * base[name]:.1f} %"
 
 
-def curves(page: Page, files: RunFiles) -> None:
+def curves(page: Page, run: RunFolder) -> None:
     """How training went."""
-    columns = files.curves
-    if "step" not in columns:
+    rows = run.curves
+    if not rows or "step" not in rows[0]:
         return
+    columns = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0]}  # None becomes NaN
     steps = columns["step"]
 
     def series(*names: str) -> dict[str, tuple[Floats, Floats]]:
@@ -131,7 +132,7 @@ def curves(page: Page, files: RunFiles) -> None:
             if name in columns and (there := np.isfinite(columns[name])).sum() > 1
         }
 
-    marked = best_step(files)
+    marked = best_step(run)
     drawings = [
         (series("loss"), "loss", False, None, "The loss by training step."),
         (series("s_p", "s_n"), "mean similarity", False, None,
@@ -146,18 +147,16 @@ def curves(page: Page, files: RunFiles) -> None:
                 section.figure(style.svg(figures.curves(lines, label, marked=step, shares=shares)), caption)
 
 
-def settings(page: Page, files: RunFiles) -> None:
+def settings(page: Page, run: RunFolder) -> None:
     """What was asked for, and on which machine it ran."""
-    if files.config_text:
+    if run.configuration:
         section = page.section("Configuration")
         section.paragraph("Repeat it with nearfar train --config config.yaml --out NEW.")
-        section.folded("config.yaml", files.config_text)
-    if files.environment:
+        section.folded("config.yaml", run.configuration)
+    if environment := run.environment:
         section = page.section("Environment")
-        rows = [[name, str(value)] for name, value in files.environment.items() if name != "packages"]
+        rows = [[name, str(value)] for name, value in environment.items() if name != "packages"]
         rows += [
-            [name, str(version)]
-            for name, version in (files.environment.get("packages") or {}).items()
-            if name != "nearfar"
+            [name, str(version)] for name, version in (environment.get("packages") or {}).items() if name != "nearfar"
         ]
         section.table(["what", "which"], rows)

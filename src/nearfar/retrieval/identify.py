@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from nearfar.evaluation import NotCalibratedError, OpenSet, calibrate_open_set
 from nearfar.evaluation.class_intervals import in_percent, range_in_percent
 from nearfar.evaluation.enrolment import Best, best
+from nearfar.foundation.run_folder import RunError
 from nearfar.retrieval.index import About, Floats, Index, RetrievalError
 from nearfar.retrieval.vectors import packed, unit, unpacked
 from nearfar.training.held_out import held_out_of
-from nearfar.training.runs import Run, RunError
+from nearfar.training.runs import Run
 
 FAR, PRIOR = 0.01, 0.5
 HITS = 32  # that are looked at first, to find images of two classes

@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from nearfar.data import Table
+from nearfar.foundation.run_folder import RunError
 from nearfar.models import Embedder
 from nearfar.studies.heads import ENDLESS, METRICS, Measured, measured, read_rows
 from nearfar.studies.study import HeadOptions
@@ -30,7 +31,6 @@ from nearfar.training.measure import embed
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, build
 from nearfar.training.recorder import stopped_by_signals
-from nearfar.training.runs import RunError
 from nearfar.training.splits import Parts
 from nearfar.training.start import start
 

@@ -5,9 +5,9 @@ are hardly nearer. A network of random weights may begin so, and a loss may need
 which two looks, a third of an epoch apart, find it so, and no better than at its first step, does not recover.
 """
 
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.config import TrainConfig
 from nearfar.training.doctor import ONE_WAY
-from nearfar.training.runs import RunError
 
 HARDLY = 0.75  # of the distance between classes: what is left of it within a class where training learns, is less
 ONE_POINT = 0.9999  # mean similarity of different classes beyond which what tells them apart is mostly rounding

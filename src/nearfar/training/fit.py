@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from nearfar.errors import NearfarError
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import Stream
 from nearfar.training.exhausted import out_of_memory
@@ -19,7 +20,7 @@ from nearfar.training.memory import freed_memory_kept
 from nearfar.training.prepare import Prepared
 from nearfar.training.progress import Display
 from nearfar.training.recorder import Recorder, stopped_by_signals
-from nearfar.training.runs import Run, RunError
+from nearfar.training.runs import Run
 from nearfar.training.spread import spread
 from nearfar.training.start import start
 from nearfar.training.world import World

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.foundation.files import replaced_file
-from nearfar.training.runs import Run, RunError
+from nearfar.foundation.run_folder import RunError
+from nearfar.training.runs import Run
 
 FILE_NAME = "held_out.npz"
 

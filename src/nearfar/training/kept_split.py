@@ -19,11 +19,12 @@ from nearfar.data.default_splits import halves_note
 from nearfar.data.opening import reopen
 from nearfar.data.survey import Survey, row_name, survey
 from nearfar.foundation.files import write_rows
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.config import DataConfig
 from nearfar.training.options import ConfigError
 from nearfar.training.progress import counted
 from nearfar.training.reading import readable
-from nearfar.training.runs import Run, RunError
+from nearfar.training.runs import Run
 from nearfar.training.splits import TRAIN, VAL, Parts, split
 
 FILE_NAME = "split.csv"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.errors import NearfarError
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.options import ConfigError
-from nearfar.training.runs import RunError
 from nearfar.training.world import accelerator_of
 
 GRACE = 300  # seconds in which processes that are told to stop may finish a step and save

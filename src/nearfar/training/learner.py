@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nearfar.data import Batch
+from nearfar.foundation.run_folder import RunError
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
@@ -31,7 +32,6 @@ from nearfar.training.parts import (
     plain_optimiser_state,
     table_shards,
 )
-from nearfar.training.runs import RunError
 from nearfar.training.shards import Shard, load_shards
 from nearfar.training.spread import rows_here
 from nearfar.training.subset import SubsetStep, check_keep

@@ -69,6 +69,12 @@ EXCEPTIONS: dict[str, dict[Start | Literal["any"], Mapping[str, Any]]] = {
     },
     "GeneralizedLiftedStructureLoss": {"any": ANY_NORM},
     "LiftedStructureLoss": {"any": ANY_NORM, "scratch": {"batch_size": 64}},
+    "MarginLoss": {
+        "any": {
+            "arguments": {"sampling": "distance_weighted"},
+            "why": "as the paper draws negatives; a mean over all pairs hardly moves the nearest ones",
+        }
+    },
     "NPairsLoss": {
         "scratch": {
             "warmup": 1.0,

@@ -20,7 +20,6 @@ import csv
 import errno
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -31,10 +30,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearfar.errors import MissingFileError, NearfarError
+from nearfar.errors import MissingFileError
 from nearfar.foundation.files import named_errors, replaced_file, write_file, write_rows
 from nearfar.foundation.folders import numbered_folder
-from nearfar.foundation.run_folder import is_run, not_a_run
+from nearfar.foundation.run_folder import RunError, RunFolder, is_run, not_a_run
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
 from nearfar.training.environment import environment
@@ -47,23 +46,13 @@ MEASURED = ("recall@1", "map@r", *COSINES, "test recall@1", "test map@r")
 COLUMNS = ("step", "epoch", "seconds", "loss", "s_p", "s_n", "lr", *MEASURED)
 
 
-class RunError(NearfarError, RuntimeError):
-    """Training had to stop; the message says what was kept and what to do."""
-
-
-class Run:
+class Run(RunFolder):
     """A run folder; what `nearfar.train` returns.
 
     >>> Run("runs/none").model()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     nearfar.errors.MissingFileError: there is no run runs/none: give a folder that nearfar train left, such as runs/...
     """
-
-    def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
-
-    def __repr__(self) -> str:
-        return f"Run({os.fspath(self.folder)!r})"
 
     @property
     def config(self) -> TrainConfig:
@@ -75,37 +64,16 @@ class Run:
         return read_yaml(self.folder / "config.yaml")
 
     @property
-    def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` holds; nothing before the run has measured anything."""
-        path = self.folder / "metrics.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            if not isinstance(found, dict):
-                raise ValueError("it holds no metrics")
-        except ValueError as error:
-            raise self._damaged(path, error, path, "measures again") from error
-        return found
-
-    @property
-    def curves(self) -> list[dict[str, float | None]]:
-        """The rows of `curves.csv`."""
-        path = self.folder / "curves.csv"
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                return [{name: float(x) if x else None for name, x in row.items()} for row in csv.DictReader(file)]
-        except (ValueError, TypeError, csv.Error) as error:
-            raise self._damaged(path, error, path, "goes on without it") from error
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has come to its end."""
-        return "after" in self.metrics
+    def has_model(self) -> bool:
+        """Whether the best model is there; resuming a finished run without it makes it from the checkpoints again."""
+        return (self.folder / "model.safetensors").is_file()
 
     def model(self, device: str = "cpu") -> Embedder:
         """The best model."""
-        if not (self.folder / "model.safetensors").is_file():
+        if not self.has_model:
+            missing = f"{self.folder} has no model{'' if self.finished else ' yet'}"
             raise MissingFileError(
-                f"{self.folder} has no model yet: nearfar train --resume {self.folder} resumes the run"
+                f"{missing}: nearfar train --resume {self.folder} makes it"
                 if is_run(self.folder)
                 else not_a_run(self.folder)
             )
@@ -182,13 +150,8 @@ class Run:
         except Exception as error:  # bad bytes may be anything to it
             if out_of_memory(error):
                 raise
-            raise self._damaged(path, error, path.parent, "begins again at its first step") from error
+            raise self.damaged(path, error, path.parent, "begins again at its first step") from error
         return state
-
-    def _damaged(self, path: Path, error: Exception, remove: Path, then: str) -> RunError:
-        """What to say of a file that cannot be read, and what to remove so that the run does something about it."""
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return RunError(f"{path} is damaged ({why}): remove {remove}; then nearfar train --resume {self.folder} {then}")
 
     # What no process has whole. A state names the step that its shards are of, and is written after them: whenever a
     # process is killed, the last state has its shards.

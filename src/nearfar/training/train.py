@@ -19,6 +19,7 @@ import torch
 
 from nearfar.data import Table
 from nearfar.data.opening import path_of, reopen
+from nearfar.foundation.run_folder import RunError
 from nearfar.training.budget import Budget
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import cross_fit
@@ -30,7 +31,7 @@ from nearfar.training.launch import check_accelerator, check_devices, launch
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display, counted
-from nearfar.training.runs import Run, RunError, new_folder
+from nearfar.training.runs import Run, new_folder
 from nearfar.training.splits import split
 from nearfar.training.world import World, joined, restarted, started
 
@@ -77,7 +78,7 @@ def train(
             if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
                 run = _to_go_on_with(config.out or "")
                 config = run.config
-    if run is not None and run.finished:  # and one process was killed after that
+    if run is not None and run.finished and run.has_model:  # and one process was killed after that
         return run
     budget = Budget(config.budget) if config.budget is not None and run is None else None
     here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
@@ -107,7 +108,7 @@ def train(
 def _to_go_on_with(folder: str | os.PathLike[str]) -> Run:
     run = Run(folder)
     _ = run.config  # which says so if there is none
-    if run.finished and not restarted():
+    if run.finished and run.has_model and not restarted():
         raise ConfigError(f"{run.folder} is finished already: nearfar evaluate {run.folder} measures it")
     return run
 

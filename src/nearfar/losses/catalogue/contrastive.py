@@ -12,7 +12,8 @@ from nearfar.losses.engine.maps import Hinge, Linear
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import unit, wide
-from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive
@@ -31,6 +32,12 @@ class ContrastiveLoss(DistanceLoss):
         power: 2 as in the paper; 1 gives unsquared hinges, as pytorch-metric-learning has them.
         distance: "l2", "squared_l2" or "cosine" (1 - s).
         normalize: compare normalised vectors; False compares them as they are.
+
+    Example:
+        >>> import torch
+        >>> loss = ContrastiveLoss(pos_margin=0.2, neg_margin=1.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.482
 
     References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR
     2006, Eq. 4.
@@ -75,6 +82,12 @@ class NPairsLoss(Loss):
         pairs: "all" or "one_per_class".
         l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its
             code).
+
+    Example:
+        >>> import torch
+        >>> loss = NPairsLoss(pairs="one_per_class")
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.698
 
     References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
     """
@@ -128,6 +141,12 @@ class MultiSimilarityLoss(Loss):
         epsilon: the mining's slack; None keeps all pairs.
         learn_base: learn λ, as the parameter `base`.
 
+    Example:
+        >>> import torch
+        >>> loss = MultiSimilarityLoss(alpha=2, beta=40)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.657
+
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
     2019, arXiv:1904.06627.
     """
@@ -167,6 +186,12 @@ class NTXentLoss(Loss):
         temperature: τ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log 1/τ.
 
+    Example:
+        >>> import torch
+        >>> loss = NTXentLoss(temperature=0.5, learnable=True)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
+
     References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020,
     arXiv:2002.05709, Eq. 1.
     """
@@ -196,6 +221,12 @@ class SupConLoss(Loss):
     Args:
         temperature: τ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log 1/τ.
+
+    Example:
+        >>> import torch
+        >>> loss = SupConLoss(temperature=0.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
 
     References: P. Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, arXiv:2004.11362, Eq. 2.
     """
@@ -233,6 +264,12 @@ class NCALoss(Loss):
     Args:
         softmax_scale: γ; 1 as in the paper, whose vectors are not normalised. About 10 separates more.
 
+    Example:
+        >>> import torch
+        >>> loss = NCALoss(softmax_scale=10)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
+
     References: J. Goldberger et al., "Neighbourhood Components Analysis", NIPS 2004.
     """
 
@@ -258,6 +295,12 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     Args:
         pos_margin, neg_margin: in units of the ratio.
 
+    Example:
+        >>> import torch
+        >>> loss = SignalToNoiseRatioContrastiveLoss(neg_margin=3.0)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        3.0
+
     References: T. Yuan et al., "Signal-To-Noise Ratio: A Robust Distance Metric for Deep Metric Learning", CVPR 2019,
     arXiv:1904.02616.
     """
@@ -281,7 +324,7 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
         weight = batch.sample_weight
-        if bool(silent.any()):
+        if torch.compiler.is_compiling() or bool(silent.any()):
             weight = (torch.ones_like(power[:, 0]) if weight is None else weight).masked_fill(silent[:, 0], 0)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 
@@ -305,6 +348,13 @@ class ThresholdConsistentMarginLoss(Loss):
     Args:
         lambda_plus, lambda_minus: weights of the two sides.
         margin_plus, margin_minus: the similarities.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import SupConLoss
+        >>> loss = SupConLoss() + ThresholdConsistentMarginLoss(margin_plus=0.9)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.999
 
     References: Q. Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024,
     arXiv:2307.04047.

@@ -46,6 +46,12 @@ class HistogramLoss(Loss):
     Args:
         n_bins: number of bins of each histogram.
 
+    Example:
+        >>> import torch
+        >>> loss = HistogramLoss(n_bins=50)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.0
+
     References: E. Ustinova, V. Lempitsky, "Learning Deep Embeddings with Histogram Loss", NIPS 2016, arXiv:1611.00822,
     Eq. 2-5.
     """
@@ -91,6 +97,13 @@ class IntraPairVarianceLoss(Loss):
 
     Args:
         pos_eps, neg_eps: how far from the mean a pair may be, relative to it.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import TupletMarginLoss
+        >>> loss = TupletMarginLoss() + 0.5 * IntraPairVarianceLoss()
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.003
 
     References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, Eq. 11-13.
     """
@@ -146,6 +159,12 @@ class DynamicSoftMarginLoss(Loss):
         num_bins: number of bins of the histogram.
         momentum: weight of a new batch in the running histogram.
 
+    Example:
+        >>> import torch
+        >>> loss = DynamicSoftMarginLoss(num_bins=20)
+        >>> round(loss(torch.arange(16.0).view(4, 4).sin(), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.0
+
     References: L. Zhang, S. Rusinkiewicz, "Learning Local Descriptors With a CDF-Based Dynamic Soft Margin", ICCV 2019.
     """
 
@@ -162,7 +181,7 @@ class DynamicSoftMarginLoss(Loss):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "DynamicSoftMarginLoss":
         """Counts stay in float64, whatever the embeddings are in."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.histogram = self.histogram.double()
         return self
 

@@ -27,6 +27,7 @@ from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import wide
 from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, check_multi_hot
 from nearfar.losses.loss import Loss
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Distribution:
 
     def _by_classes(self, loss: Loss, batch: Batch, counts: list[int]) -> Tensor:
         if batch.labels is not None and batch.labels.ndim == 2:
-            inputs.check_multi_hot(batch.labels, loss.num_classes)
+            check_multi_hot(batch.labels, loss.num_classes)
             batch = batch._replace(labels=None, positives=torch.ne(batch.labels, 0))
         masks = [self._of_classes_here(mask, loss, counts) for mask in (batch.positives, batch.negatives)]
         batch = self._batch_of_all(batch._replace(positives=None, negatives=None), counts, counts, alike=False)
@@ -179,7 +180,7 @@ class Distribution:
         """The pairs of all samples × this rank's classes, or of this rank's classes × all samples."""
         shard = Shard(self.ranks, loss.num_classes)
         if batch.labels is not None:
-            inputs.check_class_ids(batch.labels, loss.num_classes)
+            check_class_ids(batch.labels, loss.num_classes)
         loss.sampled = None
         if self._samples_classes(loss):
             loss.sampled = self._chosen(loss, shard, batch)

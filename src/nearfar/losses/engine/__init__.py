@@ -95,7 +95,8 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise StateError(
-                "the losses are differentiable once: call backward or autograd.grad without create_graph=True"
+                "the losses are differentiable once: make the loss with dense=True for second derivatives, as of a "
+                "gradient penalty, or call backward or autograd.grad without create_graph=True"
             )
         grads: Grads
         if ctx.plan.reduction == "none":

@@ -171,6 +171,9 @@ class Evaluation:
     def _add_gradient(self, tile: Tile, statistics: RowStatistics, sides: list[Side]) -> None:
         """Products 2 and 3 of one tile."""
         g, *of_columns = (statistics.gradient(side) for side in sides)
+        if self.plan.watch is not None:
+            for part in (g, *of_columns):
+                self.plan.watch(part)
         if self.products.one_set:
             self.products.add_symmetric(*tile, g.add_(of_columns[0].t()) if of_columns else g + g.t())
         else:

@@ -118,7 +118,11 @@ class ClassPairs(Pairs):
         self.row_order, self.column_order = row_order, column_order
         size = stop - start
         self.positives, self.negatives = size - int(own is not None), columns - size
-        self.widest = int(size.max()) if self.rows else 0
+
+    @functools.cached_property
+    def widest(self) -> int:
+        """The largest number of columns that a row lists; waited for once."""
+        return int((self.stop - self.start).max()) if self.rows else 0
 
     @property
     def same(self) -> bool:
@@ -240,7 +244,11 @@ class MaskPairs(Pairs):
             for i in range(0, rows, block)
         ]
         self.positives, self.negatives = torch.cat(counts, 1) if counts else torch.zeros(2, 0, dtype=torch.long)
-        self.widest = int(self.positives.max()) if rows else 0
+
+    @functools.cached_property
+    def widest(self) -> int:
+        """The largest number of positives of a row; waited for once."""
+        return int(self.positives.max()) if self.rows else 0
 
     def tile(self, rows: slice, columns: slice) -> TilePairs | None:
         positive, negative = self.mask(rows, columns)

@@ -1,5 +1,6 @@
 """What one evaluation of a loss is to do, and the sizes of the blocks that it works in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -55,6 +56,7 @@ class Plan(NamedTuple):
         budget: bytes of similarities that may be kept.
         sizes: of the blocks.
         row_parameters: how many of the parameters are numbers of the rows; the others are numbers of the columns.
+        watch: called with every part of the gradient by the similarities.
     """
 
     spec: LossSpec | StripSpec
@@ -66,3 +68,4 @@ class Plan(NamedTuple):
     budget: int = BUDGET
     sizes: Sizes = SIZES
     row_parameters: int = 0
+    watch: Callable[[Tensor], None] | None = None

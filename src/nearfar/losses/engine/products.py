@@ -43,6 +43,7 @@ class Products:
     ):
         pairs, normalize, self.sizes = plan.pairs, plan.spec.normalize, plan.sizes
         self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
+        self._watch = plan.watch
         dtype = at_least_float32(rows, columns)
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.one_set = columns is None
@@ -138,6 +139,8 @@ class Products:
         for bias in self.bias.values:
             s = s + bias[columns]
         g = (pull * function.slopes(s)[1]).masked_fill_(pull == 0, 0)
+        if self._watch is not None:
+            self._watch(g)
         for gradient in self.bias.gradients:
             if gradient is not None:
                 gradient.index_add_(0, columns, g)

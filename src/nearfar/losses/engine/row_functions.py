@@ -44,6 +44,8 @@ def of_function(
         losses.append(of_rows)
         active.append(number)
         if slopes is not None:
+            if plan.watch is not None:
+                plan.watch(slopes[0])
             products.add(vectors, columns, slopes[0])
             for total, by_row in zip(row_numbers.gradients, slopes[1:], strict=True):
                 if total is not None:

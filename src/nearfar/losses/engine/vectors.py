@@ -108,7 +108,8 @@ class Vectors:
 
     def to_raw(self, grad: Tensor, together: int) -> Tensor:
         """The gradient by the caller's tensor, from the gradient g (n, D) by the prepared vectors, multiplied by
-        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up.
+        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up. The
+        result keeps the precision of the arithmetic: a loss scale is to multiply it before it is rounded to float16.
 
         Args:
             together: the number of elements that are turned at a time, so that they stay in the cache.
@@ -121,4 +122,4 @@ class Vectors:
                     g.addcmul_(vectors, along, value=-1).mul_(self._inverse[part])
                 else:
                     g.addcmul_(vectors, along.mul_(fold).mul_(fold), value=-1)
-        return restored(grad, self.order).to(self.raw.dtype)
+        return restored(grad, self.order)
