@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import Column, Hinge, Linear, Map, Row, placeholders
+from nearfar.losses.engine.maps import Column, Hinge, Linear, Map, Row, ShiftedHinge, placeholders
 from nearfar.losses.engine.pools import Pool
-from nearfar.losses.engine.reductions import Gather
+from nearfar.losses.engine.reductions import PICKS, Gather
 
 Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
 Combine = Literal["joint", "split", "each", "negatives"]
@@ -172,6 +172,8 @@ def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
         wrong.append("the negative map takes numbers of rows only: multiply a number of the columns into their vectors")
     if any(isinstance(function, Hinge) and placeholders(function.inner) for function in both):
         wrong.append("the map within a Hinge takes constants only: write a map with its own slopes")
+    if any(isinstance(f, ShiftedHinge) and how in PICKS for f, how in zip(both, spec.gather, strict=False)):
+        wrong.append("a ShiftedHinge is 0 for many pairs, of which max and min would pick any: take another reduction")
     for function in both:
         for name, number in placeholders(function).items():
             kind, given = ("row", rows) if isinstance(number, Row) else ("column", columns)
