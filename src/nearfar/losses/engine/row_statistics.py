@@ -109,11 +109,11 @@ class RowStatistics:
         self.by_row, self.by_column = [None if g is None else g[rows] for g in by_row], by_column
         self.each, self.mined = spec.combine == "each", spec.mining is not None
         positives, negatives = pairs.positives[rows], pairs.negatives[rows]
+        numbers = positives, negatives + positives if spec.others else negatives
+        reductions = EachPositive() if self.each else REDUCTIONS[spec.gather[0]], REDUCTIONS[spec.gather[1]]
         self.statistics = [
-            Statistic(spec, EachPositive() if self.each else REDUCTIONS[spec.gather[0]], positives, like, one_tile),
-            Statistic(
-                spec, REDUCTIONS[spec.gather[1]], negatives + positives if spec.others else negatives, like, one_tile
-            ),
+            Statistic(spec, reduction, number, like, one_tile)
+            for reduction, number in zip(reductions, numbers, strict=True)
         ]
         if self.mined:
             self.lowest_positive = torch.full_like(positives, math.inf, dtype=like.dtype)
