@@ -62,9 +62,11 @@ class Statistic:
     def add_sums(self, rows: slice, terms: Terms) -> None:
         """Add the terms of a tile of these rows to the sums."""
         for name, total in self.sums.items():
-            values = torch.ones_like(terms.v) if name == "kept" else terms.v.clone()
-            values = terms.keep(values, 0.0)
-            total[rows] += values.count_nonzero(1) if name == "active" else values.sum(1)
+            if name == "active":  # of plain sums, which have zeros where there is no pair, too
+                total[rows] += terms.keep(terms.v, 0.0).count_nonzero(1)
+            else:
+                values = torch.ones_like(terms.v) if name == "kept" else terms.v.clone()
+                total[rows] += terms.keep(values, 0.0).sum(1)
 
     def over_ranks(self, ranks: Any) -> None:
         """Merge the statistics of all ranks, each of which has other columns."""
