@@ -314,6 +314,8 @@ def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | Non
 
 def lacking(pairs: Pairs, average: Average) -> str | None:
     """What a batch lacks of which no row counts in this average, and what to do; None if some row counts."""
+    if pairs.complete and (pairs.spread is None or pairs.spread.over == "columns"):
+        return None
     has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
     if average == "positive":
         counts, needed = has_positive, "a positive pair"

@@ -28,22 +28,28 @@ class EachPositive(Sum):
 
 
 def combined(
-    spec: LossSpec, values: Sequence[Tensor], absent: Sequence[Tensor], factors: Sequence[Any]
+    spec: LossSpec, values: Sequence[Tensor], absent: Sequence[Tensor | None], factors: Sequence[Any]
 ) -> tuple[Tensor, list[Tensor]]:
     """The rows' losses (n,), and their derivatives by P and N, for joint and split.
 
     Args:
         values: P and N.
-        absent: the rows without positives, and those without negatives; their values may be infinite.
+        absent: the rows without positives, and those without negatives; their values may be infinite. None: no row.
         factors: k_p and k_n of a split loss.
     """
     if spec.combine != "split":
-        none = absent[0] | absent[1]
-        loss, slope = (x.masked_fill(none, 0) for x in activate(spec.act, values[0] + values[1]))
+        loss, slope = (zeroed(x, *absent) for x in activate(spec.act, values[0] + values[1]))
         return loss, [slope, slope]
     losses, slopes = [], []
     for value, none, k, scale in zip(values, absent, factors, spec.side_scale, strict=True):
-        loss, slope = (x.masked_fill(none, 0) * (k * scale) for x in activate(spec.act, value))
+        loss, slope = (zeroed(x, none) * (k * scale) for x in activate(spec.act, value))
         losses.append(loss)
         slopes.append(slope)
     return losses[0] + losses[1], slopes
+
+
+def zeroed(values: Tensor, *masks: Tensor | None) -> Tensor:
+    """The values, with zero wherever a mask says so, whatever is there."""
+    for mask in masks:
+        values = values if mask is None else values.masked_fill(mask, 0)
+    return values

@@ -43,6 +43,11 @@ class Pairs(ABC):
     towers: int | None = None
     spread: "Spread | None" = None
 
+    @functools.cached_property
+    def complete(self) -> bool:
+        """Whether every row has positives and negatives, and there is a row: then nothing need be left out."""
+        return self.rows > 0 and int(torch.minimum(self.positives, self.negatives).min()) > 0
+
     @abstractmethod
     def tile(self, rows: slice, columns: slice) -> "TilePairs | None":
         """The pairs of a tile; None where all are negative."""

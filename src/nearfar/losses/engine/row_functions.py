@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.losses.engine.combination import zeroed
 from nearfar.losses.engine.plan import Plan, Sizes
 from nearfar.losses.engine.products import Numbers, Products
 from nearfar.losses.engine.row_weights import RowWeights
@@ -93,7 +94,8 @@ def _of_strip(
             losses, active = result[0], result[1].detach()
         else:
             losses = result
-        losses, pull = (x.masked_fill(weights.left_out[rows], 0) for x in (losses, weights.pull[rows]))
+        left_out = None if weights.left_out is None else weights.left_out[rows]
+        losses, pull = (zeroed(x, left_out) for x in (losses, weights.pull[rows]))
     if not wanted:
         slopes = None
     elif not spec.closed:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.losses.engine.combination import EachPositive, activate, combined
+from nearfar.losses.engine.combination import EachPositive, activate, combined, zeroed
 from nearfar.losses.engine.maps import Map, Row
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.reductions import REDUCTIONS, Reduction, State
@@ -109,7 +109,7 @@ class RowStatistics:
     ):
         self.spec = spec
         self.by_row, self.by_column = [None if g is None else g[rows] for g in by_row], by_column
-        self.each, self.mined = spec.combine == "each", spec.mining is not None
+        self.each, self.mined, self.complete = spec.combine == "each", spec.mining is not None, pairs.complete
         positives, negatives = pairs.positives[rows], pairs.negatives[rows]
         numbers = positives, negatives + positives if spec.others else negatives
         reductions = EachPositive() if self.each else REDUCTIONS[spec.gather[0]], REDUCTIONS[spec.gather[1]]
@@ -223,13 +223,16 @@ class RowStatistics:
         """The rows' losses (n,); keeps what the gradient of their weighted sum needs. A row that is left out, or lacks
         pairs, may have infinite values: they are replaced by zeros before they meet a weight of zero.
         """
-        spec, n, left_out, pull = self.spec, self.finished_negatives, weights.left_out[rows], weights.pull[rows]
+        spec, n, pull = self.spec, self.finished_negatives, weights.pull[rows]
         positive, negative = self.statistics
-        absent = [(statistic.count == 0) | left_out for statistic in self.statistics]
+        left_out = None if weights.left_out is None else weights.left_out[rows]
+        absent: list[Tensor | None] = [None, None]
+        if self.mined or not self.complete:
+            absent = [statistic.count == 0 for statistic in self.statistics]
         if self.each:
-            number, none = positive.count.clamp_min(1), absent[POSITIVE] | absent[NEGATIVE]
+            number = positive.count.clamp_min(1)
             total, by_n = positive.state
-            losses, *by = ((x / number).masked_fill(none, 0) for x in (total, torch.ones_like(n), by_n))
+            losses, *by = (zeroed(x / number, *absent) for x in (total, torch.ones_like(n), by_n))
         elif spec.combine == "negatives":  # a joint loss with P = 0
             losses, by = combined(spec, (torch.zeros_like(n), n), [absent[NEGATIVE]] * 2, ())
         else:
@@ -239,14 +242,13 @@ class RowStatistics:
             elif spec.average == "active":
                 factors = [weights.over_active(statistic.sums["active"]) for statistic in self.statistics]
             losses, by = combined(spec, (positive.value(), n), absent, factors)
-        self.pull = [pull * slope for slope in by]
+        self.pull = [zeroed(pull * slope, left_out) for slope in by]
         if spec.smoothing:
             number, total = (c.clamp_min(1).to(n.dtype) for c in (positive.count, positive.count + negative.count))
             shares = spec.smoothing * (1 / total - 1 / number), -spec.smoothing / total
             losses = losses + shares[POSITIVE] * positive.sums["total"] + shares[NEGATIVE] * negative.sums["total"]
-            losses, pull = (x.masked_fill(left_out, 0) for x in (losses, pull))
-            self.plain_pull = [pull * share for share in shares]
-        return losses
+            self.plain_pull = [zeroed(pull * share, left_out) for share in shares]
+        return zeroed(losses, left_out)
 
     @property
     def nothing_to_learn(self) -> bool:

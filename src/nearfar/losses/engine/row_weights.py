@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from nearfar.losses.engine.combination import zeroed
 from nearfar.losses.engine.pairs import over_all_rows
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import ordered
@@ -18,7 +19,7 @@ class RowWeights:
 
     Attributes, all (N,) in the engine's order:
         weight: the caller's weights.
-        left_out: the rows whose loss does not count; it is zero.
+        left_out: the rows whose loss does not count, and is zero; None: no row.
         positive_side: for average "sides", the factor k_p of the positive term.
         pull: d result / d l_r, the row's weight in the mean or sum, or the upstream gradient of reduction "none".
     """
@@ -30,12 +31,11 @@ class RowWeights:
         self.weight = like.new_ones(pairs.rows)
         if plan.row_weight is not None:
             self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
-        if average in ("both", "pairs"):
-            self.left_out = (pairs.positives == 0) | (pairs.negatives == 0)
-        elif average == "positive":
+        self.left_out: Tensor | None = None
+        if average in ("both", "pairs", "positive") and not pairs.complete:
             self.left_out = pairs.positives == 0
-        else:
-            self.left_out = torch.zeros_like(pairs.positives, dtype=torch.bool)
+            if average != "positive":
+                self.left_out |= pairs.negatives == 0
         self.positive_side = self.weight
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
@@ -47,7 +47,7 @@ class RowWeights:
         if plan.reduction != "mean":
             self.pull = self._summed * self._scale
         else:
-            share = self.weight.masked_fill(self.left_out, 0)
+            share = zeroed(self.weight, self.left_out)
             if average == "pairs":
                 share = share * pairs.positives
             total = self._represented(share.sum())
