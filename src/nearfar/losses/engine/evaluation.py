@@ -72,7 +72,7 @@ class Evaluation:
 
     def run(self) -> tuple[Tensor, Grads]:
         """The loss, or the rows' losses for reduction "none", and the gradients by the tensors that need one."""
-        spec, penalty = self.plan.spec, self.like.new_zeros(())
+        spec, penalty = self.plan.spec, None
         if isinstance(spec, LossSpec):
             losses = torch.cat([self.like.new_zeros(0), *(self._of_group(group, spec) for group in self._groups(spec))])
             if spec.pool is not None:
@@ -84,9 +84,11 @@ class Evaluation:
             )
         gradients = *self.products.gradients(), *self.row_numbers.restored(), *self.column_numbers.restored()
         if self.plan.reduction == "none":
-            losses = losses * self.weights.factor + penalty * self.weights.weight
+            losses = losses * self.weights.factor
+            losses = losses if penalty is None else losses + penalty * self.weights.weight
             return restored(losses, self.pairs.row_order), gradients
-        return torch.dot(losses, self.weights.pull) + penalty * self.weights.of_columns, gradients
+        loss = torch.dot(losses, self.weights.pull)
+        return loss if penalty is None else loss + penalty * self.weights.of_columns, gradients
 
     def _groups(self, spec: LossSpec) -> Iterator[Group]:
         sizes, pool = self.plan.sizes, spec.pool

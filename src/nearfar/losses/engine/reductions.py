@@ -52,8 +52,8 @@ class Reduction(Protocol):
         """The value (b,) of rows that have `count` (b,) terms."""
         ...
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
-        """What the shares (b, t) of a tile with the state `tile` are multiplied by: (b,), or one number."""
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
+        """What the shares (b, t) of a tile with the state `tile` are multiplied by, (b,); None: by 1."""
         ...
 
 
@@ -89,8 +89,8 @@ class LogSumExp:
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[1].log().add_(state[0])
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
-        return 1.0 if tile is state else (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
+        return None if tile is state else (tile[0] - state[0]).exp_().mul_(tile[1]).div_(state[1])
 
 
 class Sum:
@@ -113,8 +113,8 @@ class Sum:
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[0]
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
-        return 1.0
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
+        return None
 
 
 class Mean(Sum):
@@ -123,7 +123,7 @@ class Mean(Sum):
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[0] / count.clamp_min(1)
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
         return count.clamp_min(1).to(state[0].dtype).reciprocal_()
 
 
@@ -153,8 +153,8 @@ class Max:
     def value(self, state: State, count: Tensor) -> Tensor:
         return state[0]
 
-    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | float:
-        return 1.0 if tile is state else (tile[1] == state[1]).to(state[0].dtype)
+    def factor(self, tile: State, state: State, count: Tensor) -> Tensor | None:
+        return None if tile is state else (tile[1] == state[1]).to(state[0].dtype)
 
 
 class Negated:

@@ -82,8 +82,8 @@ class Statistic:
         """P or N (n,); it means nothing where a row has no such pairs."""
         return self.reduction.value(self.state, self.count)
 
-    def factor(self, rows: slice, tile: State) -> Tensor | float:
-        """What the shares of a tile of these rows are multiplied by: (b,), or one number."""
+    def factor(self, rows: slice, tile: State) -> Tensor | None:
+        """What the shares of a tile of these rows are multiplied by, (b,); None: by 1."""
         state = self.state if tile is self.state else tuple(part[rows] for part in self.state)
         return self.reduction.factor(tile, state, self.count[rows])
 
@@ -272,7 +272,8 @@ class RowStatistics:
         """The part of one kind: (b, t) for negatives, (b, K) for positives."""
         rows, terms = side.rows, side.terms.pop(kind, None)
         terms = self._terms(kind, side) if terms is None else terms
-        pulls = [self.pull[kind][rows] * self.statistics[kind].factor(rows, terms.state)]
+        pull, factor = self.pull[kind][rows], self.statistics[kind].factor(rows, terms.state)
+        pulls = [pull if factor is None else pull * factor]
         if self.spec.smoothing:
             pulls.append(self.plain_pull[kind][rows])
         g, by_number = terms.gradient(*(pull.unsqueeze(1) for pull in pulls))
