@@ -104,19 +104,21 @@ class Setting:
             if value != value // 1:
                 raise InputError(f"{self.name} must be a whole number, not {value}")
             value = int(value)
-        for kind in (self.kind, *get_args(self.kind)):  # of `Positive | None`, too
-            for condition in getattr(kind, "__metadata__", ()):
-                if isinstance(condition, Range):
-                    condition.check(self.name, value)
+        for condition in self._ranges:
+            condition.check(self.name, value)
         return value
+
+    @property
+    def _ranges(self) -> list[Range]:
+        kinds = self.kind, *get_args(self.kind)  # of `Positive | None`, too
+        return [found for kind in kinds for found in getattr(kind, "__metadata__", ()) if isinstance(found, Range)]
 
     @property
     def range(self) -> str | None:
         """The values that it may have, in words; None if that is not declared."""
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(map(repr, get_args(self.kind)))
-        conditions = (c for kind in (self.kind, *get_args(self.kind)) for c in getattr(kind, "__metadata__", ()))
-        return next((re.split(", not|: ", c.description)[0] for c in conditions if isinstance(c, Range)), None)
+        return next((re.split(", not|: ", condition.description)[0] for condition in self._ranges), None)
 
     @property
     def parameter(self) -> inspect.Parameter:
