@@ -268,7 +268,6 @@ ALLOWED = {
     "data/tables.py Table._indices IndexError": "rows are chosen by code",
     "losses/engine/maps.py Map.by TypeError": "only a map's own fields have derivatives",
     "losses/classes.py WithClasses.spec TypeError": "a loss says what it is",
-    "losses/engine/pairs.py WholePairs.tile NotImplementedError": "these pairs are for the dense form",
     "losses/registry.py register.decorate ValueError": "losses have different names",
     "losses/catalogue/towers.py TwoTowerLoss.of_rows TypeError": "a loss says what it is",
     "report/page.py Section.table ValueError": "rows are as long as the header",

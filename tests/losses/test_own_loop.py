@@ -523,11 +523,10 @@ TRACED = [  # NEARFAR_LONG=1 tries all of them
 def test_the_dense_form_is_one_graph(setting: Setting) -> None:
     torch._dynamo.reset()
     loss = setting.make(dense=True).eval()
-    labels = IDS.clone()
-    if setting.name != "RankedListLoss":  # which counts columns that are to be ignored
-        labels[3] = -1
     compiled = torch.compile(loss, fullgraph=True, backend="eager")
-    for given in (labels, torch.nn.functional.one_hot(IDS, 5).bool()):
+    with pytest.raises(RuntimeError, match="no sample can be left out"):
+        compiled(X, IDS - 1)
+    for given in (IDS, torch.nn.functional.one_hot(IDS, 5).bool()):
         if given.ndim == 2 and setting.needs_class_ids:
             continue
         x, again = (X.clone().requires_grad_() for _ in range(2))

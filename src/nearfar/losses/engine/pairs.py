@@ -172,9 +172,8 @@ class ClassPairs:
     @classmethod
     def of_classes(cls, ids: Tensor, classes: int) -> "ClassPairs":
         """Classes × samples (Proxy-Anchor)."""
-        stop = torch.bincount(ids, minlength=classes).cumsum(0)
-        start = torch.cat([stop.new_zeros(1), stop[:-1]])
-        return cls(start, stop, len(ids), torch.argsort(ids, stable=True))
+        sorted_ids, order = torch.sort(ids, stable=True)
+        return cls(*_interval(sorted_ids, torch.arange(classes, device=ids.device)), len(ids), order)
 
     @functools.cached_property
     def _bounds(self) -> tuple[list[int], list[int]]:
@@ -278,30 +277,6 @@ def over_all_rows(pairs: Pairs, part: Tensor) -> Tensor:
     return part if spread is None or spread.over == "columns" else spread.ranks.sum(part)
 
 
-class WholePairs:
-    """Pairs by two whole masks (N, M), of which no value is looked at, so that a compiler can trace what is done."""
-
-    row_order: Tensor | None = None
-    column_order: Tensor | None = None
-    towers: int | None = None
-    spread: "Spread | None" = None
-    complete = False
-
-    def __init__(self, positive: Tensor, negative: Tensor):
-        self.positive, self.negative = positive, negative
-        self.rows, self.columns = positive.shape
-        self.positives, self.negatives = positive.sum(1), negative.sum(1)
-
-    def masks(self, rows: slice) -> tuple[Tensor, Tensor]:
-        return self.positive[rows], self.negative[rows]
-
-    def tile(self, rows: slice, columns: slice) -> TilePairs | None:
-        raise NotImplementedError("these pairs are for the dense form")
-
-    def of_rows(self, index: Tensor) -> "WholePairs":
-        return WholePairs(self.positive[index], self.negative[index])
-
-
 MaskFunction = Callable[[slice, slice], tuple[Tensor, Tensor]]
 
 
@@ -320,6 +295,9 @@ class MaskPairs:
             for i in range(0, rows, block)
         ]
         self.positives, self.negatives = torch.cat(counts, 1) if counts else torch.zeros(2, 0, dtype=torch.long)
+        self.widest, self.complete = columns, False  # what is known of a graph that is compiled
+        if torch.compiler.is_compiling():
+            return
         self.widest = int(self.positives.max()) if rows else 0
         self.complete = rows > 0 and bool((self.positives > 0).all()) and bool((self.negatives > 0).all())
 
