@@ -194,7 +194,7 @@ class Configured(nn.Module, metaclass=Listed):
             with torch.no_grad():
                 held.fill_(new)
             return
-        if vars(self).get("_complete") and not name.startswith("_"):
+        if vars(self).get("_complete") and not (name.startswith("_") or isinstance(new, nn.Module)):
             self._check_name(name)
         super().__setattr__(name, new)
 
@@ -225,8 +225,12 @@ class Configured(nn.Module, metaclass=Listed):
         return [name for name in names if name.startswith("_") or name not in inside]
 
     def extra_repr(self) -> str:
-        shown = [s.name for s in self.settings.values() if s.attribute and not s.common and s.name in vars(self)]
-        return ", ".join(f"{name}={vars(self)[name]}" for name in shown)
+        own = [s.name for s in self.settings.values() if s.attribute and not s.common]
+        values = {name: getattr(self, name) for name in own if name not in self._modules}
+        numbers = {
+            n: v.item() if isinstance(v, Tensor) and not v.ndim and not v.is_meta else v for n, v in values.items()
+        }
+        return ", ".join(f"{name}={value}" for name, value in numbers.items() if not isinstance(value, Tensor))
 
 
 def _declared(cls: type, common: bool) -> dict[str, Setting]:
