@@ -183,7 +183,7 @@ def test_features(ending: str, how: str, tmp_path: Path) -> None:
         return  # bytes of a row are not known to be wrong
     path.write_bytes(HOW[how](path.read_bytes()))
     if ending == "json":
-        with pytest.raises(ValueError, match=r"about\.json is damaged: remove that folder, it is computed again"):
+        with pytest.raises(ValueError, match=r"about\.json is damaged: remove this folder to compute it again"):
             FeatureCache(tmp_path, "key").compute(images, encode)
         shutil.rmtree(path.parent)
     assert np.array_equal(FeatureCache(tmp_path, "key").compute(images, encode)[:], expected)
