@@ -199,7 +199,7 @@ def test_pictures_and_folders_are_found(dogs: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no .*none\.png: give pictures"):
         asked_for([dogs / "none.png"])
     (dogs / "empty").mkdir()
-    with pytest.raises(RetrievalError, match="holds no image"):
+    with pytest.raises(RetrievalError, match="contains no images"):
         asked_for([dogs / "empty"])
 
 
