@@ -13,6 +13,8 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from nearfar import losses
+from nearfar.data import PKSampler
+from nearfar.evaluation import retrieval_metrics
 from tests.losses.settings import DEFAULTS, PAIRED, SETTINGS, SIZE, Setting, unit
 
 CLASSES = 16
@@ -521,11 +523,10 @@ TRACED = [  # NEARFAR_LONG=1 tries all of them
 def test_the_dense_form_is_one_graph(setting: Setting) -> None:
     torch._dynamo.reset()
     loss = setting.make(dense=True).eval()
-    labels = IDS.clone()
-    if setting.name != "RankedListLoss":  # which counts columns that are to be ignored
-        labels[3] = -1
     compiled = torch.compile(loss, fullgraph=True, backend="eager")
-    for given in (labels, torch.nn.functional.one_hot(IDS, 5).bool()):
+    with pytest.raises(RuntimeError, match="no sample can be left out"):
+        compiled(X, IDS - 1)
+    for given in (IDS, torch.nn.functional.one_hot(IDS, 5).bool()):
         if given.ndim == 2 and setting.needs_class_ids:
             continue
         x, again = (X.clone().requires_grad_() for _ in range(2))
@@ -614,12 +615,18 @@ def test_tensors_without_values_are_refused() -> None:
     loss.to_empty(device="cpu")
     with pytest.raises(RuntimeError, match=r"loss.reset_parameters\(\) or loss.load_state_dict"):
         loss(X.float(), IDS)
+    loss.weight.data.normal_()
+    assert loss(X.float(), IDS).isfinite()
     torch.manual_seed(0)
     loss.reset_parameters()
     torch.manual_seed(0)
     expected = losses.AdaFaceLoss(4, SIZE)
     assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in loss.state_dict().items())
-    assert loss(X.float(), IDS) == expected(X.float(), IDS)
+    assert loss.eval()(X.float(), IDS) == expected.eval()(X.float(), IDS)
+    sharded = losses.CosFaceLoss(4, SIZE, sharded=True)
+    sharded.to_empty(device="cpu")
+    sharded.reset_parameters()
+    assert sharded(X.float(), IDS).isfinite()
 
 
 @pytest.mark.parametrize("setting", DEFAULTS, ids=str)
@@ -770,3 +777,44 @@ def test_help_is_short_and_complete(info: losses.LossInfo) -> None:
         ranges = text[text.index("Ranges:") : text.index("References:")]
         assert all(setting.name in ranges for setting in own if setting.range)
     assert re.search(r"\n \|      +\S.*[=:] ", described), "a formula"
+
+
+# Around the loss
+
+
+def test_pk_sampler_finds_its_rank_and_is_a_batch_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.arange(64) // 4
+    for rank in (0, 1):
+        for name, value in {"is_initialized": True, "get_rank": rank, "get_world_size": 2}.items():
+            monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
+        sampler = PKSampler(labels, p=4, k=2)
+        assert isinstance(sampler, torch.utils.data.BatchSampler)
+        batch = next(iter(sampler))
+        if rank == 0:
+            first = batch
+    assert len(batch) == len(first) == 8 and not set(batch) & set(first)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="every class has one row"):
+        list(PKSampler(torch.arange(8), p=2, k=2))
+
+
+def test_a_gallery_that_is_the_queries_is_warned_of() -> None:
+    x, y = X.float().numpy(), IDS.numpy()
+    with pytest.warns(UserWarning, match="the gallery is the queries"):
+        retrieval_metrics(x, y, gallery=x, gallery_labels=y)
+
+
+def test_euclidean_triplets_without_normalisation() -> None:
+    """As re-identification has them: batch-hard distances of vectors as they are."""
+    distance = torch.cdist(3 * X, 3 * X)
+    alike = IDS[:, None] == IDS
+    furthest = distance.masked_fill(~alike, 0).amax(1)
+    nearest = distance.masked_fill(alike, torch.inf).amin(1)
+    expected = torch.relu(furthest - nearest + 0.3).mean()
+    torch.testing.assert_close(losses.TripletMarginLoss(0.3, normalize=False)(3 * X, IDS), expected)
+
+
+def test_label_smoothing_is_that_of_cross_entropy() -> None:
+    loss = losses.NormFaceLoss(4, SIZE, label_smoothing=0.1).double()
+    expected = torch.nn.functional.cross_entropy(loss.logits(X), IDS, label_smoothing=0.1)
+    torch.testing.assert_close(loss(X, IDS), expected)

@@ -1,4 +1,4 @@
-"""Class vectors: a loss that may have some, more of them, and what they say of a sample.
+"""Losses that may own class vectors: how these begin, how classes are added, which class a sample is most like.
 
 Shapes: N samples, C classes of K vectors, D dimensions.
 """
@@ -36,6 +36,7 @@ class WithClasses(Summand, common=True):
     vectors_per_class = 1
 
     def create_state(self) -> None:
+        self._unset = False  # whether the class vectors may be without values, after `to_empty`
         self.weight: nn.Parameter | None
         self.bias: nn.Parameter | None
         self.logit_scale: nn.Parameter | None  # the logarithm of a learned scale
@@ -140,23 +141,29 @@ class WithClasses(Summand, common=True):
             name: getattr(self, name) if name in changed or (isinstance(value, Tensor) and value.ndim) else value
             for name, value in self._arguments.items()
         }
-        for tensor in (t for t in self.state_dict().values() if t.is_floating_point()):
-            with torch.device(tensor.device):
-                self.load_state_dict(type(self)(**arguments).to(tensor.dtype).state_dict())
-            return
+        tensors = [tensor for tensor in self.state_dict().values() if tensor.is_floating_point()]
+        if tensors:
+            with torch.device(tensors[0].device):
+                again = type(self)(**arguments | {"sharded": False}).to(tensors[0].dtype)
+            self.load_state_dict(again.state_dict())
 
+    @torch.no_grad()
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         table = self.class_table
         was_meta = table is not None and table.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if was_meta and (table := self.class_table) is not None and not table.is_meta:
-            self._version_of_nothing = table._version
+            table.fill_(torch.nan)  # instead of what the memory held, so that it is noticed
+            self._unset = True
         return self
 
     def check_values(self) -> None:
         """Raise `StateError` if the class vectors have no values."""
         table, kind = self.class_table, type(self).__name__
-        if table is None or not (table.is_meta or table._version == vars(self).get("_version_of_nothing")):
+        if table is None or not (table.is_meta or self._unset):
+            return
+        if not table.is_meta and not bool(table[0].isnan().all()):
+            self._unset = False
             return
         if self.sharded:
             raise StateError(

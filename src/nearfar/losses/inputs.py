@@ -15,7 +15,6 @@ from nearfar.losses.labels import (
     check_labels,
     check_multi_hot,
     check_soft_labels,
-    counted,
     is_soft,
     kept,
     squeezed,
@@ -92,42 +91,6 @@ def without_ignored(batch: Batch, ignore_index: int | None) -> tuple[Batch, Tens
         batch = batch._replace(ref_emb=ref_emb[columns], ref_labels=ref_labels[columns])
     samples = kept(batch.labels, len(batch.embeddings), ignore_index)
     return (batch, None) if samples is None else (batch.selected(samples), samples)
-
-
-def traced(batch: Batch, loss: "Loss") -> tuple[Pairs, Batch]:
-    """The pairs of a batch by operations that a compiler can trace, without a look at any value; samples to be ignored
-    have no pairs, and the weight 0.
-    """
-    labels, n = squeezed(batch.labels), len(batch.embeddings)
-    if batch.indices_tuple is not None or is_soft(labels):
-        raise InputError("in a graph that is compiled, labels are class ids or multi-hot, or masks are given")
-    columns = labels if batch.ref_emb is None else squeezed(batch.ref_labels)
-    if batch.positives is not None:
-        positive = batch.positives
-        negative = ~positive if batch.negatives is None else batch.negatives
-    else:
-        counts = [counted(ids, loss.ignore_index) for ids in (labels, columns)]
-        if loss.weighted:
-            classes = torch.arange(loss.num_classes, device=labels.device)
-            positive = labels != 0 if labels.ndim == 2 else labels[:, None] == classes
-            counts[1] = torch.ones_like(positive[0])
-        elif labels.ndim == 2:
-            positive = (labels != 0).float() @ (columns != 0).float().t() > 0
-        else:
-            positive = labels[:, None] == columns
-        both = counts[0][:, None] & counts[1]
-        positive, negative = positive & both, ~positive & both
-        weight = counts[0].to(torch.float32) if batch.sample_weight is None else batch.sample_weight * counts[0]
-        if loss.ignore_index is not None and not loss.whole_batch and labels.ndim == 1:
-            batch = batch._replace(sample_weight=weight)
-    if not loss.weighted and batch.ref_emb is None:
-        other = ~torch.eye(n, dtype=torch.bool, device=positive.device)
-        positive, negative = positive & other, negative & other
-    if loss.proxies_are_rows:
-        positive, negative = positive.t(), negative.t()
-    rows, columns = positive.shape
-    pairs = MaskPairs(lambda i, j: (positive[i, j], negative[i, j]), rows, columns, block=max(1, rows))
-    return pairs, batch._replace(labels=labels)
 
 
 def of_samples(values: Tensor, samples: Tensor | None, n: int) -> Tensor:
@@ -218,7 +181,7 @@ def check_sample_weight(weight: Tensor | None, n: int, loss: "Loss") -> None:
     if not isinstance(weight, Tensor) or weight.shape != (n,):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise InputError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
-    if weight.numel() and not bool((weight >= 0).all()):
+    if weight.numel() and not torch.compiler.is_compiling() and not bool((weight >= 0).all()):
         raise InputError("sample_weight must not be negative or NaN")
     check_constant(weight, "sample_weight", loss)
     if loss.whole_batch:
@@ -278,7 +241,7 @@ def mask_pairs(
         diagonal: the column of the first row's sample, where the rows are consecutive samples among the columns: no
             sample is a pair with itself.
     """
-    if negatives is not None and bool((positives & negatives).any()):
+    if negatives is not None and not torch.compiler.is_compiling() and bool((positives & negatives).any()):
         raise InputError("some pairs are in both positives and negatives")
     if transpose:
         positives, negatives = positives.t(), None if negatives is None else negatives.t()
@@ -314,7 +277,8 @@ def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | Non
 
 def lacking(pairs: Pairs, average: Average) -> str | None:
     """What a batch lacks of which no row counts in this average, and what to do; None if some row counts."""
-    if pairs.complete and (pairs.spread is None or pairs.spread.over == "columns"):
+    shared = pairs.spread is not None and pairs.spread.over == "rows"  # other ranks have other rows
+    if torch.compiler.is_compiling() or (pairs.complete and not shared):  # in a graph no value is known
         return None
     has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
     if average == "positive":

@@ -56,7 +56,8 @@ def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embedd
         raise InputError(f"{len(labels)} {name} for {n} {of}: there must be one each")
     if labels.ndim == 1 and labels.dtype == torch.bool:
         raise InputTypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
-    if labels.ndim == 2 and labels.dtype != torch.bool and bool(((labels != 0) & (labels != 1)).any()):
+    numbers = labels.ndim == 2 and labels.dtype != torch.bool and not torch.compiler.is_compiling()
+    if numbers and bool(((labels != 0) & (labels != 1)).any()):
         raise InputError(
             f"{name} {tuple(labels.shape)} must be multi-hot, of zeros and ones: for class ids give one column"
         )
@@ -109,11 +110,7 @@ def kept(labels: Tensor | None, n: int, ignore_index: int) -> Tensor | None:
     if not isinstance(labels, Tensor) or labels.shape != (n,) or labels.dtype == torch.bool:
         return None
     counts = labels != ignore_index
+    if torch.compiler.is_compiling():  # a graph has the same number of samples for all values
+        torch._assert_async(counts.all(), "in a graph that is compiled as a whole no sample can be left out")
+        return None
     return None if bool(counts.all()) else counts.nonzero()[:, 0]
-
-
-def counted(labels: Tensor, ignore_index: int | None) -> Tensor:
-    """(n,) which labels are not to be ignored."""
-    if labels.ndim == 2 or ignore_index is None:
-        return torch.ones_like(labels if labels.ndim == 1 else labels[:, 0], dtype=torch.bool)
-    return labels != ignore_index

@@ -84,13 +84,18 @@ class Loss(WithClasses, common=True):
         self.sampled: Tensor | None = None  # the classes of this rank that the last step drew
 
     def set_up(self, *_: Any, **sizes: Any) -> None:
-        """Own class vectors, if `num_classes` and `embedding_size` are settings and are given."""
+        """Own class vectors, if `num_classes` and `embedding_size` are settings and are given; learn the scale or the
+        temperature, if `learnable` is a setting and is given.
+        """
         if self.whole_batch and self.reduction != "mean":
             raise InputError(
                 f"{type(self).__name__} is one number for the batch: it has no reduction={self.reduction!r}"
             )
+        learnable = sizes.pop("learnable", False)
         if any(size is not None for size in sizes.values()):
             self.add_classes(**sizes)
+        if learnable:
+            self.learn_scale(vars(self).get("scale") or 1 / vars(self)["temperature"])
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; eval() frees the step buffers."""
@@ -171,12 +176,8 @@ class Loss(WithClasses, common=True):
         embeddings = self.watched(embeddings)
         embedding_size = self.weight.shape[-1] if self.weighted and self.weight is not None else None
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
-        tracing = self.dense and torch.compiler.is_compiling()
-        if not tracing:
-            inputs.check_sample_weight(sample_weight, len(embeddings), self)
+        inputs.check_sample_weight(sample_weight, len(embeddings), self)
         batch = Batch(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
-        if tracing:
-            return self.of_pairs(*inputs.traced(batch, self))
         batch, samples = inputs.rows_of(batch, self)
         if self.distribution is not None:
             value = self.distribution.evaluate(self, batch)
@@ -322,8 +323,6 @@ class Loss(WithClasses, common=True):
 
     def any_row_counts(self, pairs: Pairs, average: Average) -> bool:
         """Whether this average has any rows; otherwise warn, and say what the batch lacks."""
-        if torch.compiler.is_compiling():  # where no value is known
-            return True
         lacking = inputs.lacking(pairs, average)
         if lacking is not None and not isinstance(pairs, TuplePairs):  # a miner may well return nothing
             warn_caller(f"{type(self).__name__}: {lacking}")

@@ -104,19 +104,21 @@ class Setting:
             if value != value // 1:
                 raise InputError(f"{self.name} must be a whole number, not {value}")
             value = int(value)
-        for kind in (self.kind, *get_args(self.kind)):  # of `Positive | None`, too
-            for condition in getattr(kind, "__metadata__", ()):
-                if isinstance(condition, Range):
-                    condition.check(self.name, value)
+        for condition in self._ranges:
+            condition.check(self.name, value)
         return value
+
+    @property
+    def _ranges(self) -> list[Range]:
+        kinds = self.kind, *get_args(self.kind)  # of `Positive | None`, too
+        return [found for kind in kinds for found in getattr(kind, "__metadata__", ()) if isinstance(found, Range)]
 
     @property
     def range(self) -> str | None:
         """The values that it may have, in words; None if that is not declared."""
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(map(repr, get_args(self.kind)))
-        conditions = (c for kind in (self.kind, *get_args(self.kind)) for c in getattr(kind, "__metadata__", ()))
-        return next((re.split(", not|: ", c.description)[0] for c in conditions if isinstance(c, Range)), None)
+        return next((re.split(", not|: ", condition.description)[0] for condition in self._ranges), None)
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -192,7 +194,7 @@ class Configured(nn.Module, metaclass=Listed):
             with torch.no_grad():
                 held.fill_(new)
             return
-        if vars(self).get("_complete") and not name.startswith("_"):
+        if vars(self).get("_complete") and not (name.startswith("_") or isinstance(new, nn.Module)):
             self._check_name(name)
         super().__setattr__(name, new)
 
@@ -223,8 +225,12 @@ class Configured(nn.Module, metaclass=Listed):
         return [name for name in names if name.startswith("_") or name not in inside]
 
     def extra_repr(self) -> str:
-        shown = [s.name for s in self.settings.values() if s.attribute and not s.common and s.name in vars(self)]
-        return ", ".join(f"{name}={vars(self)[name]}" for name in shown)
+        own = [s.name for s in self.settings.values() if s.attribute and not s.common]
+        values = {name: getattr(self, name) for name in own if name not in self._modules}
+        numbers = {
+            n: v.item() if isinstance(v, Tensor) and not v.ndim and not v.is_meta else v for n, v in values.items()
+        }
+        return ", ".join(f"{name}={value}" for name, value in numbers.items() if not isinstance(value, Tensor))
 
 
 def _declared(cls: type, common: bool) -> dict[str, Setting]:

@@ -201,10 +201,6 @@ class NTXentLoss(Loss):
     _: KW_ONLY
     learnable: InitVar[bool] = False
 
-    def set_up(self, learnable: bool) -> None:
-        if learnable:
-            self.learn_scale(1 / self.temperature)
-
     def spec(self) -> LossSpec:
         scale, negative = self.scales(1 / self.temperature)
         return LossSpec(positive=Linear(negative), negative=Linear(scale), combine="each", average="pairs")
@@ -235,10 +231,6 @@ class SupConLoss(Loss):
     temperature: Positive = 0.1
     _: KW_ONLY
     learnable: InitVar[bool] = False
-
-    def set_up(self, learnable: bool) -> None:
-        if learnable:
-            self.learn_scale(1 / self.temperature)
 
     def spec(self) -> LossSpec:
         scale, negative = self.scales(1 / self.temperature)

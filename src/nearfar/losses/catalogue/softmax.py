@@ -50,9 +50,6 @@ class SoftmaxLoss(ClassLevelLoss):
     bias: InitVar[bool] = True
     label_smoothing: BelowOne = 0.0
 
-    def set_up(self, bias: bool, **sizes: Any) -> None:
-        self.add_classes(**sizes, bias=bias)
-
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, False), smoothing=self.label_smoothing)
 
@@ -157,11 +154,6 @@ class NormFaceLoss(ClassLevelLoss):
     learnable: InitVar[bool] = False
     label_smoothing: BelowOne = 0.0
 
-    def set_up(self, learnable: bool, **sizes: Any) -> None:
-        self.add_classes(**sizes)
-        if learnable:
-            self.learn_scale(self.scale)
-
     def spec(self) -> LossSpec:
         return _softmax(self.scales(self.scale)[0], smoothing=self.label_smoothing)
 
@@ -222,11 +214,6 @@ class CosFaceLoss(ClassLevelLoss):
     _: KW_ONLY
     learnable: InitVar[bool] = False
     label_smoothing: BelowOne = 0.0
-
-    def set_up(self, learnable: bool, **sizes: Any) -> None:
-        self.add_classes(**sizes)
-        if learnable:
-            self.learn_scale(self.scale)
 
     def spec(self) -> LossSpec:
         scale, _ = self.scales(self.scale)

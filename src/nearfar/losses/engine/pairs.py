@@ -279,6 +279,8 @@ def table_of(mask: Tensor, slots: int | None = None) -> tuple[Tensor, Tensor]:
     filled; the others hold some column. By default there are as many slots as the fullest row needs.
     """
     b, t = mask.shape
+    if slots is None and torch.compiler.is_compiling():  # where the fullest row is not known
+        slots = t
     if slots is None:
         slots = max(1, int(mask.sum(1).max())) if b else 1
     # Of numbers that fall from column to column the largest come first.
