@@ -173,7 +173,7 @@ def test_options_of_training(powers: Powers, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["powrs"], "there is no study powrs: did you mean powers?"),
-        (["--small"], "its name comes first"),
+        (["--small"], "the name of a study comes first"),
         (["powers", "--power", "2"], "there is no option --power: did you mean --powers?"),
         (["powers", "--powers", "two"], "powers must be a whole number"),
         (["powers", "photos"], "powers takes no data"),

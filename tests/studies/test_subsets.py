@@ -78,7 +78,7 @@ def test_a_signal_ends_a_study_without_a_result(options: Options) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"keep": 0.0}, "keep=0 is the part"),
+        ({"keep": 0.0}, "keep=0 must be a share"),
         ({"lengths": ()}, "lengths are parts of steps"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"losses": ("CircelLoss",)}, "did you mean CircleLoss"),

@@ -265,7 +265,7 @@ def triplet(benchmark: Benchmark) -> Recipe:
 
 
 def _in_pa_protocol(benchmark: Benchmark, loss: str, source: str, config: LossConfig, batches: str) -> Recipe:
-    """A loss of pairs, with all else as Proxy-Anchor's code has it."""
+    """A pair loss with all other settings of Proxy-Anchor's code."""
     rest = proxy_anchor(benchmark).config
     ours = [LAST_EPOCH, batches]
     optimiser = rest.optimiser
