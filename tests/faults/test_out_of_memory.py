@@ -90,7 +90,7 @@ def test_before_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     monkeypatch.setattr("nearfar.training.prepare.build_embedder", nothing_left)
-    with pytest.raises(RuntimeError, match=r"out of memory \(MemoryError\)(.|\n)*Nothing was begun"):
+    with pytest.raises(RuntimeError, match=r"out of memory \(MemoryError\)(.|\n)*No run was started"):
         train(TABLE, quiet=True, out=str(tmp_path / "run"), **OPTIONS)
     assert not (tmp_path / "run").exists()
 

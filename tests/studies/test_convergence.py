@@ -142,8 +142,8 @@ def test_sentence_and_spread() -> None:
         "pairs of": "Circle", "followed": 4, "inside": 0.75, "crossed": [[0.0, 0.0], [3.0, 4.0]], "last": [[1.0, 1.0]],
     }  # fmt: skip
     assert crossing.sentence(row) == (
-        "Circle: 50 % of 4 images crossed the boundary, in places that spread by 2.500; in the end 75 % are inside it, "
-        "about (1.00, 1.00), and spread by 0.000."
+        "Circle: 50 % of 4 images crossed the boundary, with a spread of 2.500; in the end 75 % are inside it, "
+        "about (1.00, 1.00), with a spread of 0.000."
     )
     assert "0 % of 4 images crossed the boundary; in" in crossing.sentence({**row, "crossed": []})
     wide = {**row, "pairs of": "AM", "crossed": [[0.0, 0.0], [6.0, 8.0]], "last": [[0.0, 0.0], [1.0, 1.0]]}
@@ -216,7 +216,7 @@ def test_a_killed_study_ends_with_the_same_numbers(
     [
         ({"trials": 0}, "at least 1, the defaults"),
         ({"looks": 0}, "from 1 to as many looks"),
-        ({"steps": 3, "looks": 4}, "there are 3 steps to look at"),
+        ({"steps": 3, "looks": 4}, "looks must be from 1 to the number of steps, 3"),
         ({"losses": ()}, "shows 1 to 6 losses, not 0"),
         ({"losses": ("CircelLoss",)}, "did you mean CircleLoss"),
     ],

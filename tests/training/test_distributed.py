@@ -112,7 +112,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         train(patterns(), nodes=2, out=str(tmp_path / "run"), **SMALL)
     with pytest.raises(ConfigError, match="devices=0 must be at least 1"):
         check_devices("cpu", 0)
-    with pytest.raises(ConfigError, match="not with mps"):
+    with pytest.raises(ConfigError, match="need accelerator cpu or gpu, not mps"):
         check_devices("mps", 2)
     with pytest.raises(ConfigError, match="chunk works on one device"):
         train(patterns(), devices=2, chunk=4, out=str(tmp_path / "run"), **SMALL)

@@ -13,7 +13,7 @@ from nearfar.studies.fields import Field, Floats
 from nearfar.studies.gradient_cases import TARGETS, Case, Place, paper_case
 from nearfar.studies.heat import ON_HEAT, heat
 
-ARROWS = 9  # on a side
+ARROWS = 9  # per axis
 
 
 def _panel(
@@ -25,11 +25,19 @@ def _panel(
         rows = slice(step // 2, None, step)
         u, v = -found.by_n[rows, rows], -found.by_p[rows, rows]
         length = np.hypot(u, v)
-        there = length > 0.02 * np.hypot(found.by_n, found.by_p).max()
+        visible = length > 0.02 * np.hypot(found.by_n, found.by_p).max()
         x, y = np.meshgrid(found.s_n[rows], found.s_p[rows])
-        u, v = (np.divide(part, length, out=np.zeros_like(part), where=there) for part in (u, v))
+        u, v = (np.divide(part, length, out=np.zeros_like(part), where=visible) for part in (u, v))
         axes.quiver(
-            x[there], y[there], u[there], v[there], color=ON_HEAT, scale=13, width=0.007, headwidth=4, pivot="mid"
+            x[visible],
+            y[visible],
+            u[visible],
+            v[visible],
+            color=ON_HEAT,
+            scale=13,
+            width=0.007,
+            headwidth=4,
+            pivot="mid",
         )
     _marks(axes, case, found, states)
     return drawn
@@ -58,14 +66,14 @@ def _size(case: Case, found: Field) -> Floats:
 
 
 def grid(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Place], across: int) -> Figure:
-    """A row for each loss, a column for each margin."""
+    """Draw the fields, a row for each loss, a column for each margin."""
     down = len(cases) // across
     with style.figure(max(2.4 * across, 3.4) + 0.6, 2.35 * down + 0.3) as drawn:
         axes = drawn.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         for row in range(down):
-            own = list(range(row * across, (row + 1) * across))
-            most = max(_size(cases[i], fields[i]).max() for i in own)
-            for column, i in enumerate(own):
+            row_cases = list(range(row * across, (row + 1) * across))
+            most = max(_size(cases[i], fields[i]).max() for i in row_cases)
+            for column, i in enumerate(row_cases):
                 shown = _panel(axes[row, column], cases[i], fields[i], _size(cases[i], fields[i]), most, True, states)
                 axes[row, column].set_title(cases[i].title)
             axes[row, 0].set_ylabel("sₚ")
@@ -76,7 +84,7 @@ def grid(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Pl
 
 
 def sides(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Place]) -> Figure:
-    """Above the slopes by s_p, below those by s_n; a column for each loss, both on its own scale of colours."""
+    """Draw the slopes by s_p above those by s_n; a column for each loss with its own colour scale."""
     with style.figure(2.55 * len(cases) + 0.4, 4.9) as drawn:
         axes = drawn.subplots(2, len(cases), squeeze=False, sharex=True, sharey=True)
         for column, (case, found) in enumerate(zip(cases, fields, strict=True)):
@@ -94,7 +102,7 @@ def sides(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, P
 
 
 def beside(cases: Sequence[Case], fields: Sequence[Field], states: Mapping[str, Place]) -> Figure:
-    """A row for each loss: the field, and the two slopes apart."""
+    """Draw a row for each loss: the field, and the two slopes separately."""
     with style.figure(7.6, 2.6 * len(cases) + 0.3) as drawn:
         axes = drawn.subplots(len(cases), 3, squeeze=False, sharex=True, sharey=True)
         for row, (case, found) in enumerate(zip(cases, fields, strict=True)):
@@ -117,7 +125,7 @@ def observations(
     attenuated: Sequence[Mapping[str, Any]],
     target: Sequence[Mapping[str, Any]],
 ) -> Figure:
-    """A panel for each of the three, with the numbers at the states."""
+    """Draw a panel for each of the three observations, with the values at the states."""
     a, b = states["A"], states.get("B")
     with style.figure(8.6, 3.5) as drawn:
         first, second, third = drawn.subplots(1, 3)
@@ -131,7 +139,7 @@ def observations(
             if b is not None:
                 near = min(own, key=lambda row: (row["s_n"] - b[0]) ** 2 + (row["s_p"] - b[1]) ** 2)
                 _number(second, near["way"], near["pull"], colour, marker, place)
-            if case.name == "Triplet":  # whose descent goes as that of AM-Softmax does
+            if case.name == "Triplet":  # its descent is that of AM-Softmax
                 continue
             own = [row for row in target if row["loss"] == case.name]
             for x, y in () if case.boundary is None else case.boundary.lines:
@@ -155,7 +163,7 @@ def observations(
 
 
 def _number(axes: Axes, x: float, y: float, colour: str, marker: str, place: int) -> None:
-    """A value, to be read off; those of losses that agree stand above and below."""
+    """Mark a value with its number; numbers of equal values are placed above and below."""
     axes.plot(x, y, marker, color=colour, markersize=5.5)
     away = ((6, 7), (6, -13), (6, 6))[place]
     label = axes.annotate(f"{y:.2f}", (x, y), away, textcoords="offset points", color=colour, fontsize=8.5)
@@ -163,7 +171,7 @@ def _number(axes: Axes, x: float, y: float, colour: str, marker: str, place: int
 
 
 def targets(rows: Sequence[Mapping[str, Any]], gamma: float) -> Figure:
-    """T, T′ and the boundaries they are on or off."""
+    """Draw T, T′ and the boundaries."""
     with style.figure(style.WIDTH, style.WIDTH) as drawn:
         axes = drawn.subplots()
         for (name, m), (colour, line, _) in zip({(r["loss"], r["m"]): 0 for r in rows}, style.SERIES, strict=False):
@@ -181,7 +189,7 @@ def targets(rows: Sequence[Mapping[str, Any]], gamma: float) -> Figure:
 
 
 def hardness(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Shares of a proxy's pull by similarity."""
+    """Draw the shares of samples in a proxy's gradient by similarity."""
     with style.figure(7.6, 3.3) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
         for axes, kind in zip(panels, ("positive", "negative"), strict=True):

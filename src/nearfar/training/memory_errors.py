@@ -105,7 +105,7 @@ def _network_options(config: TrainConfig) -> Iterator[tuple[str, str]]:
         height, width = data.size
         yield f"--size {height * 3 // 4},{width * 3 // 4}", f"smaller images ({height} x {width} pixels now)"
     if config.precision == "32-true":
-        yield "--precision bf16-mixed", "half as large activations, if the device supports it"
+        yield "--precision bf16-mixed", "activations of half the size, if the device supports it"
     if model.backbone is None or is_pretrained(model.backbone, model.weights):
         yield "--freeze", "train only the head, on cached features: a fraction of the memory and time"
 

@@ -168,7 +168,7 @@ class Recorder:
     # Validation and checkpoints
 
     def evaluate(self, learner: Learner) -> None:
-        """Evaluate the validation rows, and save the best model so far; evaluate the test rows only for their curve."""
+        """Evaluate the validation rows, and save the best model so far; evaluate test rows only for their curve."""
         self.evaluated = learner.done
         self.world.share_buffers(learner.embedder)
         began, row = time.monotonic(), {}

@@ -2,7 +2,7 @@
 
     config.yaml          the resolved configuration; `nearfar train --config` repeats the run
     model.safetensors    the best model, with its label names and its calibrated threshold
-    metrics.json         metrics of features, initial and trained model on the test classes; which is kept; times
+    metrics.json         metrics of features, initial and trained model on the test classes; the kept one; times
     split.csv            every row of the data with its label, its role and a fingerprint
     held_out.npz         embeddings of held-out classes, for calibrating thresholds
     curves.csv           loss, similarities, rates and validation metrics by step
