@@ -19,7 +19,7 @@ from nearfar.studies.convergence import (
     rates,
     second_rows,
     trial_options,
-    with_own,
+    with_arguments,
 )
 from nearfar.studies.crossing import Tracker, members, spread_of
 from nearfar.studies.networks import Networks
@@ -69,7 +69,7 @@ def test_sentences_say_who_gets_there_first() -> None:
     assert "end higher than pair losses: holds" in words[2] and "there sooner: holds" in words[2]
     level = {**slow, "recall@1": [0.1, 0.2, 0.69]}
     assert (
-        "end higher than pair losses: cannot be told"
+        "end higher than pair losses: unclear"
         in convergence.about_curves([level, fast], SimpleNamespace(losses=names))[2]
     )
     gone = {**fast, "diverged": True}
@@ -100,7 +100,7 @@ def test_the_search_begins_with_the_defaults_and_stays_near_them() -> None:
         {"search": "A", "options": {"lr": 2.0}, "recall@1": 0.6},
     ]
     assert best_of(tried, "A") == {"lr": 2.0} and best_of(tried[:2], "A") == {} == best_of([], "A")
-    loss = with_own(read_contestant("ProxyAnchorLoss"), {"lr": 1.0, "loss.alpha": 8.0})
+    loss = with_arguments(read_contestant("ProxyAnchorLoss"), {"lr": 1.0, "loss.alpha": 8.0})
     assert loss.arguments == {"alpha": 8.0} and rates({"lr": 1.0, "loss.alpha": 8.0}) == {"lr": 1.0}
 
 
@@ -126,7 +126,7 @@ def test_the_tracker_sees_pairs_cross_the_circle() -> None:
     tracker = Tracker(member, torch.zeros(3, dtype=torch.long))
     weight = 5 * torch.eye(3, 4)  # lengths do not matter
     for step in range(4):
-        tracker.see(torch.stack([at(*way[step]) for way in PLACES]), weight)
+        tracker.update(torch.stack([at(*way[step]) for way in PLACES]), weight)
     inside = [[s_n**2 + (1 - s_p) ** 2 <= 2 * 0.25**2 for s_n, s_p in way] for way in PLACES]
     assert inside == [[False, False, False, True], [True, False, True, True], [False] * 4]
     np.testing.assert_allclose(tracker.crossed[0], (0.1, 0.9), atol=1e-6)

@@ -94,7 +94,7 @@ class RunMachine(RuleBasedStateMachine):
     @rule(end=ends)
     def go_on(self, end: tuple[str, int] | None) -> None:
         if self.damaged != "metrics.json" and self.run.finished:
-            with pytest.raises(ConfigError, match="is finished already"):
+            with pytest.raises(ConfigError, match="is already finished"):
                 train(TABLE, resume=self.run.folder, quiet=True)
         elif self.damaged is not None:
             with pytest.raises(RunError, match=f"{self.damaged} is damaged .*remove"):

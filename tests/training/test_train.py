@@ -257,7 +257,7 @@ def test_a_parameter_in_no_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return [group for group in everything(*given, **options) if not group["name"].startswith("proxies")]
 
     monkeypatch.setattr(learner, "parameter_groups", but_proxies)
-    with pytest.raises(ValueError, match=r"weight \(9, 8\) is in no optimiser"):
+    with pytest.raises(ValueError, match=r"weight \(9, 8\), is in no optimiser"):
         short(tmp_path / "run", loss="ProxyAnchorLoss")
 
 
@@ -271,7 +271,7 @@ def test_folders_are_not_written_over(tmp_path: Path) -> None:
     run = short(tmp_path / "run", max_steps=1)
     with pytest.raises(ConfigError, match="already contains a run"):
         short(tmp_path / "run")
-    with pytest.raises(ConfigError, match="is finished already"):
+    with pytest.raises(ConfigError, match="is already finished"):
         train(TABLE, resume=run.folder)
     with pytest.raises(ConfigError, match="takes no options but"):
         train(TABLE, resume=run.folder, epochs=3)

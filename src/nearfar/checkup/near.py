@@ -73,7 +73,7 @@ def nearly_identical(
 def _pairs(
     config: TrainConfig, table: Table, advance: Callable[[int], None] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
-    """All near-identical pairs of rows; None if readable are millions."""
+    """All near-identical pairs of rows; None if there are millions."""
     plain = replace(config, model=without_head(config.model))
     encoder = Encoder(build_embedder(resolve(plain, table)), max_broken=1.0)
     assert table.images is not None

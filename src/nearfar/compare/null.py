@@ -41,7 +41,7 @@ FILE = "null.json"
 
 @dataclass(frozen=True)
 class FalseAlarms:
-    """For a metric: the pairs that were called different, and the draws with such a pair after Holm's correction."""
+    """The pairs that were called different by a metric, and the draws with such a pair after Holm's correction."""
 
     pairs: int
     called: int

@@ -34,7 +34,7 @@ LOSSES = (
 
 @dataclass(frozen=True)
 class Range:
-    """From low to high, uniformly or (`log`) uniformly in the logarithm; `start` is tried first."""
+    """A range to draw from uniformly or (`log`) uniformly in the logarithm; `start` is tried first."""
 
     low: float
     high: float

@@ -19,9 +19,9 @@ from nearfar.evaluation.class_means import CONFIDENCE, MOST_CLASSES, MOST_RUNS, 
 from nearfar.evaluation.student import quantile
 
 Floats = NDArray[np.float64]
-Verdict = Literal["better", "worse", "cannot be told"]
+Verdict = Literal["better", "worse", "unclear"]
 LEVEL = 1 - CONFIDENCE
-NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would tell"
+NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would suffice"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Pair:
     def verdict(self, name: str) -> Verdict:
         """Whether the contestant of this name is better or worse than the other."""
         if not self.significant:
-            return "cannot be told"
+            return "unclear"
         return "better" if (self.difference > 0) == (name == self.second) else "worse"
 
     @property
@@ -70,14 +70,14 @@ class Pair:
         """Describe the data needed for a verdict; empty if the difference is significant.
 
         >>> Pair("a", "b", 0.01, -0.01, 0.03, 0.2, 0.4, seeds=7, classes=250).needed
-        '7 seeds or 250 classes would tell'
+        '7 seeds or 250 classes would suffice'
         """
         if self.significant:
             return ""
         if self.p == 1.0 and self.difference != 0:
-            return "one run says nothing of others"
+            return "a single run is not enough"
         parts = [f"{count:,} {what}" for count, what in ((self.seeds, "seeds"), (self.classes, "classes")) if count]
-        return f"{' or '.join(parts)} would tell" if parts else NOTHING_WOULD
+        return f"{' or '.join(parts)} would suffice" if parts else NOTHING_WOULD
 
 
 def summary(values: Floats, labels: NDArray[Any]) -> Mean:

@@ -61,7 +61,7 @@ def boundaries(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 linestyle=line,
                 label=name,
             )
-        axes.set(xlabel="angle to another class", ylabel="largest angle to its loss_rows", xlim=(0, 180), ylim=(0, 180))
+        axes.set(xlabel="angle to another class", ylabel="largest angle to its class", xlim=(0, 180), ylim=(0, 180))
         _degrees(axes, "x")
         _degrees(axes, "y")
         axes.legend(loc="upper left")

@@ -324,11 +324,9 @@ def _about(curves: Sequence[Mapping[str, Any]], by: str, options: Options) -> li
     if proxies and pairs:
         first, second = (max(group, key=values.__getitem__) for group in (proxies, pairs))
         gap = values[first] - values[second]
-        higher = (
-            "cannot be told" if abs(gap) < _joint(ends[first], ends[second]) else "holds" if gap > 0 else "does not"
-        )
+        higher = "unclear" if abs(gap) < _joint(ends[first], ends[second]) else "holds" if gap > 0 else "does not"
         at, other = when[first], when[second]
-        faster = "cannot be told" if at is None and other is None else (
+        faster = "unclear" if at is None and other is None else (
             "holds" if other is None or (at is not None and at[1] < other[1]) else "does not"
         )  # fmt: skip
         sentences.append(

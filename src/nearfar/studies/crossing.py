@@ -125,7 +125,7 @@ def verdict(trainings: Sequence[Mapping[str, Any]]) -> list[str]:
     first, second = trainings[:2]
     inside = min(row["inside"] for row in (first, second))
     if inside < CONVERGED:
-        verdict = f"cannot be told, since only {100 * inside:.0f} % of the pairs are inside a boundary in the end"
+        verdict = f"unclear, since only {100 * inside:.0f} % of the pairs are inside a boundary in the end"
     else:
         narrow = [spread_of(second[when]) < spread_of(first[when]) for when in ("crossed", "last")]
         verdict = "holds" if all(narrow) else "does not" if not any(narrow) else (

@@ -146,6 +146,6 @@ def sentences(rows: list[Row], options: Options) -> list[str]:
         enough = min(row["samples"] for row in as_good([row for row in rows if row["loss"] == loss], METRIC))
         result.append(
             f"{loss}: Recall@1 {per_cent(first, METRIC)} % with {fewest} images of a class, {per_cent(last, METRIC)} % "
-            f"with {most}; {enough} suffice for a point below the best."
+            f"with {most}; {enough} are enough to come within a point of the best."
         )
     return result

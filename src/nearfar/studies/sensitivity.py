@@ -228,12 +228,12 @@ def about_alpha(rows: Sequence[Row]) -> str:
     known = [row for row in rows if row[METRIC] is not None]
     small, large = ([row for row in known if (row["alpha"] > ENOUGH) == is_large] for is_large in (False, True))
     if not small or not large:
-        return f"That α above {ENOUGH:g} is needed cannot be told without values on both sides of it."
+        return f"Whether α above {ENOUGH:g} is needed is unknown without values on both sides of it."
     top, other = best(large, METRIC), best(small, METRIC)
     gap = top[METRIC] - other[METRIC]
     widths = [row[METRIC + PLUS_MINUS] for row in (top, other)]
     sure = None not in widths and abs(gap) > math.hypot(*widths)
-    verdict = "cannot be told" if not sure else "holds" if gap > 0 else "does not hold"
+    verdict = "is unclear" if not sure else "holds" if gap > 0 else "does not hold"
     return (
         f"That α above {ENOUGH:g} is better than below (Kim et al., Section 4.4, on Cars) {verdict} here: α = "
         f"{top['alpha']:g} gives {100 * gap:+.1f} points to α = {other['alpha']:g}, the best of each side; on Cars "

@@ -105,7 +105,7 @@ def sentences(shape_rows: Sequence[Mapping[str, Any]]) -> list[str]:
     widths = [row["recall@1 ±"] for row in (top, low)]
     gap = top["recall@1"] - low["recall@1"]
     if None in widths or gap <= np.hypot(*widths):
-        verdict = "cannot be told"
+        verdict = "unclear"
     else:
         verdict = f"yes: {top['shape']} is {100 * gap:.1f} points above {low['shape']}"
     converged = [row["shape"] for row in known if row["inside"] >= CONVERGED]

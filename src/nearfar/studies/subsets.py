@@ -192,6 +192,6 @@ def _compared(trainings: Sequence[Mapping[str, Any]], loss: str, other: str, len
     gains = [values["hard"][seed] - values[other][seed] for seed in values["hard"]]
     gain, width = float(np.mean(gains)), half_width(gains)
     sure = abs(gain) > width  # never for a single seed, whose width is NaN
-    verdict = "cannot be told from" if not sure else "is better than" if gain > 0 else "is worse than"
+    verdict = "is not clearly different from" if not sure else "is better than" if gain > 0 else "is worse than"
     shown = "" if np.isnan(width) else f" ± {100 * width:.1f}"
     return f"{verdict} {words}, by {100 * gain:+.1f}{shown} points over {len(gains)} seeds."

@@ -195,7 +195,7 @@ def draw(rows: Sequence[Row], names: Sequence[str]) -> Figure:
 
 
 def sentences(rows: Sequence[Row], names: Sequence[str], kind: str) -> list[str]:
-    """Where training on another set helped, and where only training on the same did."""
+    """Describe the gains by training on the same set and on other sets."""
     values = {(row["trained on"], row["tested on"]): row[METRIC] for row in rows}
     if any(value is None for value in values.values()):
         return [f"By {kind}: some of the trainings diverged."]

@@ -192,7 +192,7 @@ def _with_split(table: Table, kind: str, seed: int) -> tuple[Table, tuple[str, .
     if kind == "classes" and (not has_split or not len(_shared(table))):
         return table, (), False
     if kind == "images" and has_split and len(_shared(table)):
-        return table, ("the data's has_split split shares classes: other images of the same classes are tested",), True
+        return table, ("the data's own split shares classes: other images of the same classes are tested",), True
     if kind == "classes":
         ids = zero_shot(np.array([table.label_name(row) for row in range(len(table))]))
         return dataclasses.replace(table, split_ids=ids).compact(), (halves_note(table.num_classes),), False
