@@ -76,7 +76,7 @@ def test_pairs_are_of_the_same_queries_and_seeds() -> None:
     slightly, clearly, _ = pairs
     assert clearly.significant and (clearly.verdict("better"), clearly.verdict("a")) == ("better", "worse")
     assert clearly.needed == "" and (clearly.seeds, clearly.classes) == (None, None)
-    assert slightly.verdict("a") == slightly.verdict("slightly better") == "unclear"
+    assert slightly.verdict("a") == slightly.verdict("slightly better") == "cannot be told"
     assert slightly.needed.endswith("would suffice")
 
 
@@ -101,5 +101,5 @@ def test_equals_are_not_told_apart() -> None:
     values = np.random.default_rng(5).uniform(0, 1, (3, 150))
     (pair,) = all_pairs({"a": values, "b": values.copy()}, LABELS)
     assert pair.p == pair.p_holm == 1.0
-    assert not pair.significant and pair.verdict("a") == "unclear"
+    assert not pair.significant and pair.verdict("a") == "cannot be told"
     assert all_pairs({"a": values}, LABELS) == []

@@ -103,7 +103,7 @@ def test_watching_the_test_rows_decides_nothing(tmp_path: Path) -> None:
 def test_larger_images_in_evaluation(tmp_path: Path) -> None:
     run = short(tmp_path / "run", test_size=24, epochs=1)
     assert run.model().preprocess.size == 24 and run.config.data.size == 16
-    with pytest.raises(ConfigError, match="give data\\.size"):
+    with pytest.raises(ConfigError, match="needs data\\.size"):
         train(TABLE, quiet=True, out=str(tmp_path / "no"), **{**SMALL, "size": None, "test_size": 24})
 
 

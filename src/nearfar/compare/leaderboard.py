@@ -79,7 +79,7 @@ class Leaderboard:
         if name in baselines:
             return "baseline"
         verdicts = {rival: self.pair(name, rival).verdict(name) for rival in baselines}  # the best first
-        for verdict, words in (("worse", "worse than"), ("unclear", "not clearly different from")):
+        for verdict, words in (("worse", "worse than"), ("cannot be told", "cannot be told from")):
             for rival in baselines:
                 if verdicts[rival] == verdict:
                     return f"{words} {rival}"
@@ -96,7 +96,7 @@ class Leaderboard:
         parts = [f"{name} is {' and '.join(known)}."] if known else []
         if rivals:
             unknown = "; ".join(f"{', '.join(names)} ({needed})" for needed, names in rivals.items())
-            parts.append(f"The data do not show whether {'it' if known else name} is better or worse than: {unknown}.")
+            parts.append(f"Whether {'it' if known else name} is better or worse than these cannot be told: {unknown}.")
         return " ".join(parts)
 
 

@@ -19,7 +19,7 @@ from nearfar.evaluation.class_means import CONFIDENCE, MOST_CLASSES, MOST_RUNS, 
 from nearfar.evaluation.student import quantile
 
 Floats = NDArray[np.float64]
-Verdict = Literal["better", "worse", "unclear"]
+Verdict = Literal["better", "worse", "cannot be told"]
 LEVEL = 1 - CONFIDENCE
 NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would suffice"
 
@@ -62,7 +62,7 @@ class Pair:
     def verdict(self, name: str) -> Verdict:
         """Whether the contestant of this name is better or worse than the other."""
         if not self.significant:
-            return "unclear"
+            return "cannot be told"
         return "better" if (self.difference > 0) == (name == self.second) else "worse"
 
     @property

@@ -22,7 +22,7 @@ from nearfar.training.runs import Run
 
 HEADINGS = {"map@r": "MAP@R", "r_precision": "R-precision", "recall@1": "Recall@1"}
 WIDTH = 80  # columns of the result
-SIGNS = {"better": "+", "not": "?", "worse": "-"}  # by a verdict's first word
+SIGNS = {"better": "+", "cannot": "?", "worse": "-"}  # by a verdict's first word
 
 
 class ProgressView:
@@ -113,8 +113,8 @@ def print_leaderboard(board: Leaderboard) -> None:
     Console(file=sys.stdout, highlight=False).print(table)
     print(
         "±  95 % interval over seeds only, for other runs on the same classes\n"
-        "+  better than the baselines    -  worse than one of them    ?  not clear\n"
-        "≈  not clearly different from the first"
+        "+  better than the baselines    -  worse than one of them    ?  cannot be told\n"
+        "≈  cannot be told from the first"
     )
     verdicts = f"{board.against(board.rows[0].name)} {claim(board)}"
     print(textwrap.fill(board.outdated or verdicts, WIDTH))
