@@ -203,15 +203,15 @@ def end(member: Member, toy: Toy, dimension: int, options: Options) -> Ended:
 
 def _measured(each: Ended, toy: Toy, dimension: int) -> dict[str, Cell]:
     labels, held_out = toy.labels.numpy(), toy.held_out.numpy()
-    own = each.angles[np.arange(len(labels)), labels]
+    to_class = each.angles[np.arange(len(labels)), labels]
     between = np.rad2deg(np.arccos(np.clip(each.weight @ each.weight.T, -1, 1)))
     np.fill_diagonal(between, np.inf)
     right = each.angles.argmin(1) == labels
     return {
         "loss": each.member.name,
         "dimension": dimension,
-        "own trained": round(float(own[~held_out].mean()), 3),
-        "own held out": round(float(own[held_out].mean()), 3),
+        "own trained": round(float(to_class[~held_out].mean()), 3),
+        "own held out": round(float(to_class[held_out].mean()), 3),
         "nearest classes": round(float(between.min()), 3),
         "right held out": round(float(right[held_out].mean()), 4),
     }

@@ -123,7 +123,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     sentences = [setting_of(networks, options.steps), *about_curves(shown, options)]
     if options.tracked:
         members = crossing.members(options.am_margin, options.circle_margins, options.gamma)
-        found = cells(
+        trainings = cells(
             [{"pairs of": name, "seed": options.seed} for name in members],
             lambda setting: crossing.track(
                 networks, members[setting["pairs of"]], options.tracked, options.steps, setting["seed"]
@@ -131,14 +131,14 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
             folder,
             progress,
         )
-        tables["pairs"] = crossing.rows(found)
+        tables["pairs"] = crossing.rows(trainings)
         drawn["pairs"] = Drawing(
-            figures.pairs(found, {name: crossing.line(member) for name, member in members.items()}),
+            figures.pairs(trainings, {name: crossing.line(member) for name, member in members.items()}),
             "Training images by their similarity to their own class vector (sₚ) and to the nearest other (sₙ): when "
             "they first cross the boundary (dashed), and after the last step.",
             wide=True,
         )
-        sentences += [crossing.sentence(row) for row in found] + crossing.verdict(found)
+        sentences += [crossing.sentence(row) for row in trainings] + crossing.verdict(trainings)
     return Findings(tables, drawn, sentences)
 
 

@@ -64,18 +64,18 @@ def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> 
 
 
 def pairs(
-    found: Sequence[Mapping[str, Any]],
+    trainings: Sequence[Mapping[str, Any]],
     boundaries: Mapping[str, tuple[Any, Any]],
     target: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw pairs when they crossed the boundary and in the end; a panel for each loss, with the target T."""
-    points = np.array([point for row in found for when in ("crossed", "last") for point in row[when]], float)
+    points = np.array([point for row in trainings for when in ("crossed", "last") for point in row[when]], float)
     low = np.floor(10 * min(0.0, float(points.min()))) / 10
-    across = min(ACROSS, len(found))
-    down = math.ceil(len(found) / across)
+    across = min(ACROSS, len(trainings))
+    down = math.ceil(len(trainings) / across)
     with style.figure(2.55 * max(2, across), 2.75 * down + 0.35) as drawn:
         panels = drawn.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-        for axes, row in zip(panels.ravel(), found, strict=False):
+        for axes, row in zip(panels.ravel(), trainings, strict=False):
             for when, colour, marker, alpha, label in (
                 ("last", style.THREE, "o", 0.4, "in the end"),
                 ("crossed", style.ONE, "x", 1.0, "crossing"),

@@ -133,7 +133,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     return Findings(tables, drawn, sentences)
 
 
-def _field_rows(case: Case, found: Field) -> list[Mapping[str, Cell]]:
+def _field_rows(case: Case, values: Field) -> list[Mapping[str, Cell]]:
     return [
         {
             "loss": case.name,
@@ -141,12 +141,12 @@ def _field_rows(case: Case, found: Field) -> list[Mapping[str, Cell]]:
             "scale": case.scale,
             "s_n": round(float(s_n), 6),
             "s_p": round(float(s_p), 6),
-            "value": float(found.value[r, c]),
-            "by_n": float(found.by_n[r, c]),
-            "by_p": float(found.by_p[r, c]),
+            "value": float(values.value[r, c]),
+            "by_n": float(values.by_n[r, c]),
+            "by_p": float(values.by_p[r, c]),
         }
-        for r, s_p in enumerate(found.s_p)
-        for c, s_n in enumerate(found.s_n)
+        for r, s_p in enumerate(values.s_p)
+        for c, s_n in enumerate(values.s_n)
     ]
 
 
@@ -190,10 +190,10 @@ def hardness() -> list[Mapping[str, Cell]]:
         for mates in ("hard", "easy"):
             near, far = (HARD, EASY) if mates == "hard" else (EASY, HARD)
             for s in np.linspace(-0.2, 0.98, 40).tolist():
-                own, others = proxy_slopes(loss, [s] + [near] * MATES, [s] + [far] * MATES)
-                for kind, found in (("positive", own), ("negative", others)):
+                positives, others = proxy_slopes(loss, [s] + [near] * MATES, [s] + [far] * MATES)
+                for kind, slope in (("positive", positives), ("negative", others)):
                     rows.append({"loss": name, "kind": kind, "mates": mates, "s": round(s, 4),
-                                 "slope": float(found[0]), "share": float(found[0] / found.sum())})  # fmt: skip
+                                 "slope": float(slope[0]), "share": float(slope[0] / slope.sum())})  # fmt: skip
     return rows
 
 
@@ -203,9 +203,9 @@ def hardness() -> list[Mapping[str, Cell]]:
 def _about_states(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str]:
     sentences = []
     for case in cases:
-        own = [row for row in rows if row["loss"] == case.name and row["m"] == case.m]
+        case_rows = [row for row in rows if row["loss"] == case.name and row["m"] == case.m]
         parts = []
-        for row in own:
+        for row in case_rows:
             by_p, by_n = abs(row["by_p"]), abs(row["by_n"])
             if max(by_p, by_n) < 1e-3 * case.scale:
                 words = "next to nothing"
@@ -253,8 +253,8 @@ def _about_targets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _about_hardness(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     def share(loss: str, mates: str) -> float:
-        own = [row for row in rows if row["loss"] == loss and row["kind"] == "positive" and row["mates"] == mates]
-        return float(min(own, key=lambda row: abs(row["s"] - 0.5))["share"])
+        loss_rows = [row for row in rows if row["loss"] == loss and row["kind"] == "positive" and row["mates"] == mates]
+        return float(min(loss_rows, key=lambda row: abs(row["s"] - 0.5))["share"])
 
     parts = [
         f"{100 * share(loss, 'easy'):.0f} % of its proxy's gradient among easy positives and "

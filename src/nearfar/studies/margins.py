@@ -78,9 +78,9 @@ class Member:
 
     def own_limit(self, other: float) -> float:
         """The boundary: the largest angle of a sample to its class at this angle to another; NaN if there is none."""
-        own = np.linspace(0.0, math.pi, 3601)
-        inside = self.accepted(own, np.full_like(own, other))
-        return float(own[inside].max()) if inside.any() else math.nan
+        to_class = np.linspace(0.0, math.pi, 3601)
+        inside = self.accepted(to_class, np.full_like(to_class, other))
+        return float(to_class[inside].max()) if inside.any() else math.nan
 
 
 def family(scale: float, spherical: float, cosine: float, angular: float, m: float) -> list[Member]:
@@ -99,10 +99,10 @@ def zones(member: Member, weight: Floats, points: Floats) -> npt.NDArray[np.int6
     """For unit points (N, D), the class (N,) that keeps its margin against all other class vectors; -1 for none."""
     angles = np.arccos(np.clip(points @ weight.T, -1, 1))
     nearest = angles.argmin(1)
-    own = angles[np.arange(len(points)), nearest]
+    to_class = angles[np.arange(len(points)), nearest]
     kept = np.ones(len(points), bool)
     for other in range(len(weight)):
-        kept &= (nearest == other) | member.accepted(own, angles[:, other])
+        kept &= (nearest == other) | member.accepted(to_class, angles[:, other])
     return np.where(kept, nearest, -1)
 
 

@@ -75,8 +75,8 @@ def target(cases: Sequence[Case]) -> list[Row]:
 
 def width(rows: Sequence[Row], loss: str) -> float:
     """The part of the way on which the gradient falls from 90 % to 10 % of its size at A."""
-    own = [(float(r["way"]), float(r["pull"])) for r in _of(rows, loss)]  # type: ignore[arg-type]
-    ways, pulls = np.array(own).T
+    points = [(float(r["way"]), float(r["pull"])) for r in _of(rows, loss)]  # type: ignore[arg-type]
+    ways, pulls = np.array(points).T
     first, last = (int(np.argmax(pulls < share)) for share in (0.9, 0.1))
     return float(ways[last] - ways[first]) if pulls.min() < 0.1 else math.nan
 

@@ -199,7 +199,7 @@ def sentences(rows: Sequence[Row], names: Sequence[str], kind: str) -> list[str]
     values = {(row["trained on"], row["tested on"]): row[METRIC] for row in rows}
     if any(value is None for value in values.values()):
         return [f"By {kind}: some of the trainings diverged."]
-    own = np.mean([values[name, name] - values[FEATURES, name] for name in names])
+    same_set = np.mean([values[name, name] - values[FEATURES, name] for name in names])
     pairs = [(a, b) for a in names for b in names if a != b]
     gains = {pair: values[pair] - values[FEATURES, pair[1]] for pair in pairs}
     helped = sum(gain > 0 for gain in gains.values())
@@ -207,8 +207,8 @@ def sentences(rows: Sequence[Row], names: Sequence[str], kind: str) -> list[str]
     worst = min(gains, key=lambda pair: gains[pair])
     elsewhere = 100 * np.mean(list(gains.values()))
     return [
-        f"By {kind}: training on the same set gained {100 * own:+.1f} points of Recall@1 over the untrained features "
-        f"on average, on another set {elsewhere:+.1f}; {helped} of {len(pairs)} transfers gained.",
+        f"By {kind}: training on the same set gained {100 * same_set:+.1f} points of Recall@1 over the untrained "
+        f"features on average, on another set {elsewhere:+.1f}; {helped} of {len(pairs)} transfers gained.",
         f"By {kind}: {diagonal} of {len(names)} sets are served best by training on themselves; the worst transfer, "
         f"from {worst[0]} to {worst[1]}, changed Recall@1 by {100 * gains[worst]:+.1f} points.",
     ]

@@ -103,7 +103,7 @@ class KeptSplit:
         """The test classes of the run."""
         return {row.label for row in self.rows if row.role in SPLITS and row.role not in SEEN and row.label}
 
-    def seen_in(self, table: Table, found: Survey) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+    def seen_in(self, table: Table, survey_result: Survey) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
         """Mask (N,) of the rows of any table that the run was trained on, and notes about them.
 
         Images are recognised by their content. In the run's own data, other images of training classes count as seen
@@ -111,10 +111,12 @@ class KeptSplit:
         """
         contents = {row.fingerprint for row in self.rows if row.role in SEEN}
         then, trained = {(row.image, row.fingerprint) for row in self.rows}, self.trained_classes
-        own = any((row_name(table, row), fingerprint) in then for row, fingerprint in enumerate(found.fingerprints))
+        same_data = any(
+            (row_name(table, row), fingerprint) in then for row, fingerprint in enumerate(survey_result.fingerprints)
+        )
         labels = np.array([table.label_name(row) in trained for row in range(len(table))], np.bool_)
-        seen = np.array([fingerprint in contents for fingerprint in found.fingerprints], np.bool_)
-        if own and self.open_set:
+        seen = np.array([fingerprint in contents for fingerprint in survey_result.fingerprints], np.bool_)
+        if same_data and self.open_set:
             seen |= labels
         notes, namesakes = [], labels & ~seen
         if seen.any():
@@ -123,15 +125,15 @@ class KeptSplit:
             notes.append(f"in classes with the name of a training class: {counted(int(namesakes.sum()), 'image')}")
         return seen, tuple(notes)
 
-    def match(self, table: Table, found: Survey) -> "Match":
+    def match(self, table: Table, survey_result: Survey) -> "Match":
         """Match the rows of the present data with those of the split."""
         names = {row.image: row for row in self.rows}
         contents = {row.fingerprint: row for row in self.rows if row.fingerprint and row.role != LEFT_OUT}
         contents |= {row.fingerprint: row for row in self.rows if row.role in SEEN}  # of several copies, a seen one
         present = {row_name(table, row) for row in range(len(table))}
         match = Match(self, table)
-        for row in np.flatnonzero(found.readable).tolist():
-            name, fingerprint = row_name(table, row), found.fingerprints[row]
+        for row in np.flatnonzero(survey_result.readable).tolist():
+            name, fingerprint = row_name(table, row), survey_result.fingerprints[row]
             then, content = names.get(name), contents.get(fingerprint)
             if then is not None and then.role == LEFT_OUT:
                 then = None
@@ -259,14 +261,14 @@ def unseen_rows(
     without those that the run was trained on.
     """
     table = data if isinstance(data, Table) else nearfar.data.open(data)
-    _, found = readable(table, max_broken)
-    seen, notes = kept.seen_in(table, found) if kept is not None else (np.zeros(len(table), np.bool_), ())
+    _, survey_result = readable(table, max_broken)
+    seen, notes = kept.seen_in(table, survey_result) if kept is not None else (np.zeros(len(table), np.bool_), ())
     if halves_note(table.num_classes) not in table.notes and not set(table.split_names) <= {"train", "val"}:
         seen = seen | np.isin(table.split_ids, (TRAIN, VAL))  # the data have their own split
-    rows = table.select(found.readable & ~seen)
+    rows = table.select(survey_result.readable & ~seen)
     if not len(rows):
         raise ConfigError(f"all images of {table.name} were trained on, so nothing can be evaluated")
-    left_out = ["\n".join(found.report(table))] if found.broken else []
+    left_out = ["\n".join(survey_result.report(table))] if survey_result.broken else []
     return rows, (*left_out, *notes)
 
 

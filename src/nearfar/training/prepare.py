@@ -64,16 +64,16 @@ def prepare(
         table = reopen(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
-    rows, found = readable(table, config.data.max_broken, display, config.data.path)
+    rows, survey_result = readable(table, config.data.max_broken, display, config.data.path)
     kept = None if run is None else KeptSplit.load(run)
     if kept is not None:
         assert run is not None
-        parts = kept.match(table, found).parts_to_resume(run)
+        parts = kept.match(table, survey_result).parts_to_resume(run)
     else:
         if choose is not None:
             config = choose(config, rows, display)
         parts = split(rows, config.data, config.seed, frozen=config.model.freeze or table.images is None)
-        kept = KeptSplit.of(table, found, parts)
+        kept = KeptSplit.of(table, survey_result, parts)
     parts = with_test_data(parts, kept, config.data)
     return replace(build(config, parts, world, display), split=kept)
 

@@ -1,6 +1,6 @@
 """Open a data set without its unreadable images: the first step of every command that takes data.
 
-table, found = open_readable(config.data, display)
+table, survey = open_readable(config.data, display)
 """
 
 from nearfar.data import Table

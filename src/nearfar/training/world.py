@@ -155,9 +155,9 @@ def _store(world: World) -> Any:
     return distributed.PrefixStore(f"nearfar/{start}", server)  # type: ignore[attr-defined]
 
 
-def total_norm(own: Sequence[torch.Tensor], shared: Sequence[torch.Tensor], world: World) -> torch.Tensor:
-    """The norm of gradients: `own` differ by process, `shared` are the same in all of them."""
-    squares = sum((gradient.square().sum() for gradient in own), torch.zeros((), device=_device(own, shared)))
+def total_norm(local: Sequence[torch.Tensor], shared: Sequence[torch.Tensor], world: World) -> torch.Tensor:
+    """The norm of gradients: `local` differ by process, `shared` are the same in all of them."""
+    squares = sum((gradient.square().sum() for gradient in local), torch.zeros((), device=_device(local, shared)))
     if world.size > 1:
         distributed.all_reduce(squares)
     return torch.sqrt(squares + sum(gradient.square().sum() for gradient in shared))
