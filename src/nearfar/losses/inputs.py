@@ -278,7 +278,7 @@ def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | Non
 def lacking(pairs: Pairs, average: Average) -> str | None:
     """What a batch lacks of which no row counts in this average, and what to do; None if some row counts."""
     shared = pairs.spread is not None and pairs.spread.over == "rows"  # other ranks have other rows
-    if (pairs.complete and not shared) or torch.compiler.is_compiling():  # in a graph no value is known
+    if torch.compiler.is_compiling() or (pairs.complete and not shared):  # in a graph no value is known
         return None
     has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
     if average == "positive":

@@ -181,7 +181,7 @@ class CenterLoss(ClassLevelLoss):
         check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])
         x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
-        # With the centres before this step, which moves them, perhaps before its gradient is computed.
+        # The centres as they are before this step, which moves them before the gradient is computed.
         distances = self.with_own_class(self.centers, labels, lambda centers: (x - centers).square().sum(1))
         if self.training and torch.is_grad_enabled():
             self._move_centers(x.detach(), labels)

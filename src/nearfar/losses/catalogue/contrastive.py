@@ -1,28 +1,22 @@
 """Pair-level losses: samples × samples (or × `ref_emb`)."""
 
 from dataclasses import KW_ONLY, InitVar
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
-from nearfar.losses.engine.maps import Hinge, Linear, Map
+from nearfar.losses.engine.maps import Hinge, Linear
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import unit, wide
 from nearfar.losses.inputs import Batch
 from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive
-
-
-def _over_active_pairs(positive: Map, negative: Map, **settings: Any) -> LossSpec:
-    """The mean of f_p over the positive pairs whose term is not zero, plus that of f_n over such negative pairs."""
-    sums: dict[str, Any] = {"gather": ("sum", "sum"), "combine": "split", "act": "identity", "average": "active"}
-    return LossSpec(positive=positive, negative=negative, **sums, **settings)
 
 
 @register("pair", "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero")
@@ -57,11 +51,9 @@ class ContrastiveLoss(DistanceLoss):
     distance: DistanceKind = "l2"
 
     def spec(self) -> LossSpec:
-        return _over_active_pairs(
-            Hinge(self.distance_map(self.distance, 1, -self.pos_margin), self.power),
-            Hinge(self.distance_map(self.distance, -1, self.neg_margin), self.power),
-            normalize=self.normalized,
-        )
+        positive = Hinge(self.distance_map(self.distance, 1, -self.pos_margin), self.power)
+        negative = Hinge(self.distance_map(self.distance, -1, self.neg_margin), self.power)
+        return plain_sums(positive, negative, average="active", normalize=self.normalized)
 
 
 def _one_per_class(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,7 +305,7 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     def spec(self) -> LossSpec:
         positive = Hinge(Linear(1.0, 1 - self.pos_margin), 1)
         negative = Hinge(Linear(-1.0, self.neg_margin - 1), 1)
-        return _over_active_pairs(positive, negative, normalize=(False, False))
+        return plain_sums(positive, negative, average="active", normalize=(False, False))
 
     def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         # With centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of different rows and columns.
@@ -369,4 +361,5 @@ class ThresholdConsistentMarginLoss(Loss):
     def spec(self) -> LossSpec:
         positive = Hinge(Linear(-1.0, self.margin_plus), 1)
         negative = Hinge(Linear(1.0, -self.margin_minus), 1)
-        return _over_active_pairs(positive, negative, side_scale=(self.lambda_plus, self.lambda_minus))
+        weights = self.lambda_plus, self.lambda_minus
+        return plain_sums(positive, negative, average="active", side_scale=weights)

@@ -10,7 +10,7 @@ from nearfar.errors import InputError
 from nearfar.losses.engine.angles import ArcMargin, QualityMargin
 from nearfar.losses.engine.maps import Curriculum, Linear, Row, Square
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import norms, unit, wide
 from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import ClassLevelLoss
@@ -215,12 +215,4 @@ class P2SGradLoss(ClassLevelLoss):
 
     def spec(self) -> LossSpec:
         # (s - 1)^2 = s^2 + (1 - 2s): the squares of all classes, and the rest for the sample's own.
-        return LossSpec(
-            positive=Linear(-2, 1),
-            negative=Square(),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            scale=1 / self.num_classes,
-            others=True,
-        )
+        return plain_sums(Linear(-2, 1), Square(), scale=1 / self.num_classes, others=True)

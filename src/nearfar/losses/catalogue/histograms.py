@@ -15,7 +15,7 @@ from nearfar.losses.catalogue.all_pairs import Strip, strips
 from nearfar.losses.catalogue.triplets import listed
 from nearfar.losses.engine.maps import Distance, Interpolated, Map, ShiftedHinge, beyond, nodes, through
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.engine.spec import LossSpec, StripSpec
+from nearfar.losses.engine.spec import LossSpec, StripSpec, plain_sums
 from nearfar.losses.engine.vectors import ordered
 from nearfar.losses.inputs import Batch
 from nearfar.losses.loss import Loss
@@ -25,15 +25,8 @@ from nearfar.losses.settings import PositiveInt
 
 def _over_all_pairs(positive: Map, negative: Map, numbers: tuple[float, float]) -> LossSpec:
     """The mean of f_p over all positive pairs, plus the mean of f_n over all negative ones."""
-    return LossSpec(
-        positive=positive,
-        negative=negative,
-        gather=("sum", "sum"),
-        combine="split",
-        act="identity",
-        side_scale=(1 / max(1, numbers[0]), 1 / max(1, numbers[1])),
-        average="all",
-    )
+    side_scale = 1 / max(1, numbers[0]), 1 / max(1, numbers[1])
+    return plain_sums(positive, negative, side_scale=side_scale, average="all")
 
 
 def _numbers(pairs: Pairs) -> tuple[float, float]:

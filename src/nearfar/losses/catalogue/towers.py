@@ -13,7 +13,7 @@ from nearfar.losses import inputs
 from nearfar.losses.calling import eager
 from nearfar.losses.engine.maps import Linear, Softplus
 from nearfar.losses.engine.pairs import ClassPairs, TowerPairs
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import unit
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
@@ -65,8 +65,8 @@ class TwoTowerLoss(Loss):
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        """What these `rows` of both towers, all or those of one rank, add to the loss of the `towers`; `pairs` are the
-        rows of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
+        """The part of these `rows` of both towers, all or one rank's, in the loss of the `towers`; `pairs` are the rows
+        of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
         """
         raise TypeError(f"{type(self).__name__} does not say what its loss is: define of_rows() or of_towers()")
 
@@ -177,15 +177,7 @@ class SigLIPLoss(TwoTowerLoss):
         self.logit_bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learnable)
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Softplus(-1),
-            negative=Softplus(1),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            average="all",
-            normalize=(False, False),
-        )
+        return plain_sums(Softplus(-1), Softplus(1), average="all", normalize=(False, False))
 
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None

@@ -113,7 +113,7 @@ class TripletMarginLoss(DistanceLoss):
         of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
         waits = s.device.type != "cpu" or torch.compiler.is_compiling()  # for the answer
         if not waits and not bool(of_positives.any()):
-            nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
+            nothing = distance.sum(1).mul_(0)  # NaN where a distance is NaN
             return nothing, nothing, None
         factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
         number = of_positives.sum(1)
@@ -140,7 +140,7 @@ class TripletMarginLoss(DistanceLoss):
 
 
 def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive (b, K) and each negative (b, M) is, a block of positives at a time.
+    """The number of active triplets of each positive (b, K) and each negative (b, M), by blocks of positives.
 
     A triplet is active if d_n < d_p + margin; a semi-hard one if also d_p < d_n. Columns that are not positive have
     d_p = -inf, those that are not negative d_n = inf.
@@ -222,7 +222,7 @@ class MarginLoss(Loss):
             self.register_buffer("beta", value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "MarginLoss":
-        """Convert a boundary that has not moved from the number given, not from its rounding in the old precision."""
+        """Convert a boundary that has not moved from its exact setting, not from its rounding in the old precision."""
         unmoved = not self._beta.is_meta and bool((self._beta == self.beta_at_first).all())
         super()._apply(fn, recurse)
         if unmoved and not self._beta.is_meta:
@@ -236,7 +236,7 @@ class MarginLoss(Loss):
         return self.beta
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""
+        """The rows' boundaries, and for drawn negatives a random number in [0, 1) and the dimension."""
         boundary = self._boundaries(embeddings, labels)
         if self.sampling == "all":
             return (boundary,)

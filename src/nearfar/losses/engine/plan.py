@@ -15,7 +15,7 @@ BUDGET = 104 * 10**6  # bytes of similarities that may be kept: 256 rows of 100,
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where work is cut. Results do not depend on it; section 5 of docs/engine.md says how the numbers were chosen.
+    """Where work is cut. Results do not depend on it; docs/engine.md says how the numbers were chosen.
 
     Args:
         tile: similarities of a tile, about: they stay in the cache through all passes over them, and the product of a
