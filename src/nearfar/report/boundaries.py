@@ -111,9 +111,9 @@ def _angle(loss: str, multiplier: float, angle: float, offset: float) -> Boundar
     return Boundary(loss, ((s_n[inside], _S[inside]),), formula, 0.0)
 
 
-def _triplet(loss: str, given: Mapping[str, Any]) -> Boundary:
+def _triplet(loss: str, arguments: Mapping[str, Any]) -> Boundary:
     """d_p = d_n - margin."""
-    margin, kind = float(given["margin"]), given["distance"]
+    margin, kind = float(arguments["margin"]), arguments["distance"]
     if kind == "l2":
         distance = np.sqrt(2 - 2 * _S) - margin
         s_p = np.where(distance >= 0, 1 - distance**2 / 2, np.nan)
@@ -128,15 +128,15 @@ def _corner(loss: str, s_n: float, s_p: float) -> Boundary:
     return Boundary(loss, lines, f"s_p ≥ {s_p:.4g} and s_n ≤ {s_n:.4g}", min(s_n, s_p))
 
 
-def _contrastive(loss: str, given: Mapping[str, Any]) -> Boundary:
-    s_p, s_n = (_similarity(float(given[name]), given["distance"]) for name in ("pos_margin", "neg_margin"))
+def _contrastive(loss: str, arguments: Mapping[str, Any]) -> Boundary:
+    s_p, s_n = (_similarity(float(arguments[name]), arguments["distance"]) for name in ("pos_margin", "neg_margin"))
     return _corner(loss, s_n, s_p)
 
 
-def _margin(loss: str, given: Mapping[str, Any]) -> Boundary | None:
-    if given["learn_beta"]:
+def _margin(loss: str, arguments: Mapping[str, Any]) -> Boundary | None:
+    if arguments["learn_beta"]:
         return None  # it changes in training
-    beta, margin = float(given["beta"]), float(given["margin"])
+    beta, margin = float(arguments["beta"]), float(arguments["margin"])
     return _corner(loss, _similarity(beta + margin, "l2"), _similarity(beta - margin, "l2"))
 
 
@@ -155,16 +155,18 @@ _KINDS: dict[str, Callable[[str, Mapping[str, Any]], Boundary | None]] = {
     "NormalizedSoftmaxLoss": _shift(0.0),
     "ProxyNCALoss": _shift(0.0),
     "NTXentLoss": _shift(0.0),
-    "ArcFaceLoss": lambda loss, given: _angle(loss, 1, float(given["margin"]), 0),
-    "SubCenterArcFaceLoss": lambda loss, given: _angle(loss, 1, float(given["margin"]), 0),
-    "TupletMarginLoss": lambda loss, given: _angle(loss, 1, -float(given["margin"]), 0),
-    "CombinedMarginLoss": lambda loss, given: _angle(loss, float(given["m1"]), float(given["m2"]), float(given["m3"])),
+    "ArcFaceLoss": lambda loss, arguments: _angle(loss, 1, float(arguments["margin"]), 0),
+    "SubCenterArcFaceLoss": lambda loss, arguments: _angle(loss, 1, float(arguments["margin"]), 0),
+    "TupletMarginLoss": lambda loss, arguments: _angle(loss, 1, -float(arguments["margin"]), 0),
+    "CombinedMarginLoss": lambda loss, arguments: _angle(
+        loss, float(arguments["m1"]), float(arguments["m2"]), float(arguments["m3"])
+    ),
     "TripletMarginLoss": _triplet,
     "ContrastiveLoss": _contrastive,
     "MarginLoss": _margin,
-    "MultiSimilarityLoss": lambda loss, given: _corner(loss, float(given["base"]), float(given["base"])),
-    "ProxyAnchorLoss": lambda loss, given: _corner(loss, -float(given["margin"]), float(given["margin"])),
-    "ThresholdConsistentMarginLoss": lambda loss, given: _corner(
-        loss, float(given["margin_minus"]), float(given["margin_plus"])
+    "MultiSimilarityLoss": lambda loss, arguments: _corner(loss, float(arguments["base"]), float(arguments["base"])),
+    "ProxyAnchorLoss": lambda loss, arguments: _corner(loss, -float(arguments["margin"]), float(arguments["margin"])),
+    "ThresholdConsistentMarginLoss": lambda loss, arguments: _corner(
+        loss, float(arguments["margin_minus"]), float(arguments["margin_plus"])
     ),
 }

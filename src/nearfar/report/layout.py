@@ -36,8 +36,8 @@ def sample(labels: Rows, seed: int, most: int = MOST_POINTS) -> Rows:
 
 
 def flat(embeddings: Floats, seed: int) -> tuple[Floats, str]:
-    """Reduce embeddings (N, D) to positions (N, 2) in [0, 1]. Returns them with the name of the method: UMAP if umap-learn
-    is installed, else t-SNE. The result is deterministic.
+    """Reduce embeddings (N, D) to positions (N, 2) in [0, 1]. Returns them with the name of the method: UMAP if
+    umap-learn is installed, else t-SNE. The result is deterministic.
     """
     if len(embeddings) < FEWEST_POINTS:
         raise InputError(f"{len(embeddings)} embeddings are too few for a map: give at least {FEWEST_POINTS}")

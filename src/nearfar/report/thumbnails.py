@@ -21,7 +21,7 @@ def thumbnail(source: Source, side: int = SIDE) -> Markup | None:
 
 
 def sheet(sources: Iterable[Source], side: int, across: int) -> Markup:
-    """The data URI of a sheet of images, centred in squares of `side` pixels, `across` per row; broken ones are empty."""
+    """The data URI of a sheet of images, centred in squares of `side` pixels, `across` per row, empty if broken."""
     smalls = [_small(source, side, enlarged=True) for source in sources]
     whole = Image.new("RGB", (across * side, max(1, math.ceil(len(smalls) / across)) * side), "#808890")
     for number, small in enumerate(smalls):
