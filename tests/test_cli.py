@@ -77,15 +77,15 @@ def test_nothing_heavy_is_loaded_to_start() -> None:
         (["train", "--loss", "CircleLoss", "--loss.gama", "3"], "did you mean gamma"),
         (["train", "a", "b"], "takes one data set"),
         (["train", "no/such/folder"], "there is no no/such/folder"),
-        (["train", "--config", "none.yaml"], "there is no configuration none.yaml"),
+        (["train", "--config", "none.yaml"], "there is no configuration file none.yaml"),
         (["train", "--recipe", "cub/proxy-ancor"], "did you mean cub/proxy-anchor"),
-        (["train", "--recipe", "a", "--config", "b"], "not both"),
-        (["train", "--resume", "x", "--epochs", "3"], "takes no other options"),
-        (["train", "x", "--data.path", "y"], "give one of them"),
+        (["train", "--recipe", "a", "--config", "b"], "exclude each other"),
+        (["train", "--resume", "x", "--epochs", "3"], "takes no options but"),
+        (["train", "x", "--data.path", "y"], "set only one of them"),
         (["evaluate", "no/run"], "there is no run no/run: give a folder that nearfar train left"),
         (["search", "no/run", "x.jpg"], "there is no run no/run: give a folder that nearfar train left"),
         (["losses", "Circle"], "did you mean CircleLoss"),
-        (["doctor", "--run", "x", "--epochs", "3"], "give nothing else"),
+        (["doctor", "--run", "x", "--epochs", "3"], "leave everything else out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -135,7 +135,7 @@ def test_from_a_folder_to_a_measured_model(photos: Path, tmp_path: Path, capsys:
     assert call("evaluate", str(out), str(photos), "--ci", "--ks", "1", "3") == 0
     assert "recall@3" in capsys.readouterr().out
     assert call("train", str(photos), *NETWORK, "--out", str(out)) == 2
-    assert "holds a run already: choose another --out" in capsys.readouterr().err
+    assert "already contains a run: choose another --out" in capsys.readouterr().err
     call("doctor", "--run", str(out))
     assert "positive pairs" in capsys.readouterr().out
 

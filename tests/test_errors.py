@@ -173,9 +173,9 @@ MISTAKES = [
     ("evaluate run cub", "has 'one' instead of a whole number"),
     ("evaluate run --size 0", "the side of images must be at least 1 pixel, not 0"),
     ("evaluate run --ks 0", "ks must be whole numbers from 1 up"),
-    ("evaluate run --device banana", "there is no device 'banana' here"),
-    ("evaluate run --device cuda:99", "there is no device 'cuda:99' here"),
-    ("evaluate bad-config", "config.yaml is no YAML"),
+    ("evaluate run --device banana", "this machine has no device 'banana'"),
+    ("evaluate run --device cuda:99", "this machine has no device 'cuda:99'"),
+    ("evaluate bad-config", "config.yaml is not valid YAML"),
     ("evaluate bad-model", "model.safetensors is damaged or not a safetensors file"),
     ("embed run --out x.txt", "embeddings can be written to NAME.parquet or NAME.npz"),
     ("embed run --out /proc/none/x.npz", "/proc/none"),
@@ -214,8 +214,8 @@ MISTAKES = [
     ("train bad.csv", "bad.csv is not UTF-8 text"),
     ("train bad.npz", "bad.npz is damaged"),
     ("train --config photos", "photos"),
-    ("train --config bad.npz", "bad.npz is no YAML"),
-    ("train --config bad-config/config.yaml", "config.yaml is no YAML"),
+    ("train --config bad.npz", "bad.npz is not valid YAML"),
+    ("train --config bad-config/config.yaml", "config.yaml is not valid YAML"),
 ]  # fmt: skip
 
 
@@ -267,7 +267,7 @@ ALLOWED = {
     "compare/spaces.py Range.__post_init__ ValueError": "ranges are written in the code",
     "data/tables.py Table._indices IndexError": "rows are chosen by code",
     "losses/engine/maps.py Map.by TypeError": "only a map's own fields have derivatives",
-    "losses/loss.py Loss.spec TypeError": "a loss says what it is",
+    "losses/classes.py WithClasses.spec TypeError": "a loss says what it is",
     "losses/registry.py register.decorate ValueError": "losses have different names",
     "losses/catalogue/towers.py TwoTowerLoss.of_rows TypeError": "a loss says what it is",
     "report/page.py Section.table ValueError": "rows are as long as the header",

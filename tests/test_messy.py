@@ -178,12 +178,12 @@ def test_doctor(mess: Messy, weights: str, call: Call) -> None:
             "1 picture is both trained on and tested, byte for byte",
             "thing 11/stray.png (test)",
             "13 classes are few: ",
-            "1 of 13 classes has one picture alone",
-            "1 picture is there more than once, byte for byte",
+            "1 of 13 classes has only one picture",
+            "1 picture is contained more than once, byte for byte",
             "thing 08/0.png (test) = thing 08/copy of 0.png (test)",
         ):
             assert expected in text
-        assert "nothing is wrong" not in out
+        assert "no problems found" not in out
     assert results[0] == results[1]
 
 

@@ -53,7 +53,7 @@ def test_words(words: str, data: list[str], settings: dict[str, object]) -> None
         ("--size", "--size needs a value"),
         ("--seed 1 --seed 2", "--seed is given twice"),
         ("--lr 1 --optimiser.lr 2", "is given twice"),
-        ("--freeze=maybe", "--freeze is true or false, not 'maybe'"),
+        ("--freeze=maybe", "--freeze must be true or false, not 'maybe'"),
         ("-f", "unrecognized arguments: -f"),
     ],
 )
@@ -74,7 +74,7 @@ def test_losses_to_compare() -> None:
             losses(*words)
     with pytest.raises(ConfigError, match="--lr is searched for every loss"):
         losses("--lr", "1")
-    with pytest.raises(ConfigError, match="--loss is for nearfar train"):
+    with pytest.raises(ConfigError, match="--loss belongs to nearfar train"):
         losses("--loss.gamma", "1")
 
 

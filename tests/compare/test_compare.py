@@ -251,7 +251,7 @@ def test_an_early_comparison_is_read_and_its_claims_are_not_repeated(
     del content["facts"]["settings"]
     (tmp_path / "leaderboard.json").write_text(json.dumps(content))
     early = read_leaderboard(tmp_path)
-    assert early.winner == whole.winner and "take queries for independent" in early.outdated
+    assert early.winner == whole.winner and "treat queries as independent" in early.outdated
     print_leaderboard(early)
     shown = " ".join(capsys.readouterr().out.split())
     assert early.outdated in shown and "Verdicts rest" not in shown and "3 settings of each loss" in shown
@@ -312,7 +312,7 @@ def test_after_a_kill_it_ends_as_if_never_killed(
     board = compare(data(), resume=folder, quiet=True)
     assert_same(folder, whole.folder)
     assert compare(resume=folder).winner == board.winner  # finished: only read
-    with pytest.raises(ConfigError, match="already holds a comparison"):
+    with pytest.raises(ConfigError, match="already contains a comparison"):
         small(folder, weights)
 
 
@@ -365,11 +365,11 @@ def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        (patterns(classes=6, each=4), {}, "3 classes to train on, but 2 folds need 4"),
+        (patterns(classes=6, each=4), {}, "3 training classes, but 2 folds need 4"),
         (
             patterns(classes=24, each=4),
             {"split": "images"},
-            "not trained on, but the split of patterns tests the classes",
+            "the split of patterns tests the training classes",
         ),
         (patterns(classes=24, each=4).split("train"), {}, "has no test rows"),
         (patterns(classes=24, each=4), {"losses": ["Circle"]}, "did you mean CircleLoss"),
@@ -385,7 +385,7 @@ def test_refusals(table: Table, options: dict[str, Any], message: str, tmp_path:
 
 
 def test_resuming_takes_no_options(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="resumes as it began"):
+    with pytest.raises(ConfigError, match="is resumed with its own settings"):
         compare(resume=tmp_path, trials=3)
     with pytest.raises(ConfigError, match="holds no comparison"):
         compare(resume=tmp_path)
@@ -403,7 +403,7 @@ def test_resuming_takes_no_options(tmp_path: Path) -> None:
         (["--trials", "many"], "trials must be a whole number"),
         (["--budget", "soon"], "is not a duration"),
         (["--budget", "10"], "--budget 10: write 10min or 10s"),
-        (["--resume", "x", "--trials", "3"], "takes no other options"),
+        (["--resume", "x", "--trials", "3"], "takes no options but"),
         (["--resume", "no/such"], "holds no comparison"),
         (["no/such/folder"], "there is no"),
     ],

@@ -36,10 +36,10 @@ def test_effort_is_checked(options: dict[str, float], message: str) -> None:
     [
         ({}, ["ArcFaceLoss", "ArcFaceLoss"], False, "ArcFaceLoss is named twice"),
         ({}, ["Circle"], False, "did you mean CircleLoss"),
-        ({"loss": "CircleLoss"}, None, False, "takes losses, not loss"),
+        ({"loss": "CircleLoss"}, None, False, "takes the option losses, not loss"),
         ({"devices": 2}, None, False, "on one device"),
         ({"evaluation.watch_test": True}, None, False, "once, at the end"),
-        ({"freeze": True}, None, True, "give one of them"),
+        ({"freeze": True}, None, True, "leave one of them out"),
         ({"lr": 1e-3}, None, False, r"optimiser\.lr is searched"),
         ({"optimiser.classes": 0.1}, None, False, r"optimiser\.classes is searched"),
     ],
@@ -58,7 +58,7 @@ def test_a_comparison_is_kept_as_it_is(tmp_path: Path) -> None:
     everyone = make_comparison(shared, None, Effort(), finetune=False)
     write_comparison(everyone, tmp_path / "all")
     assert read_comparison(tmp_path / "all") == everyone and not everyone.named
-    with pytest.raises(ConfigError, match="already holds a comparison: nearfar compare --resume"):
+    with pytest.raises(ConfigError, match="already contains a comparison: nearfar compare --resume"):
         write_comparison(comparison, tmp_path)
 
 

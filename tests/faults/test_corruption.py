@@ -205,5 +205,5 @@ def test_a_checkpoint_that_is_no_state(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     for thing in ([1, 2], {"other": 1}, torch.zeros(2)):
         torch.save(thing, tmp_path / "checkpoints" / "last.pt")
-        with pytest.raises(RuntimeError, match="it holds no state"):
+        with pytest.raises(RuntimeError, match="it does not contain a state"):
             Run(tmp_path).load_checkpoint("last")

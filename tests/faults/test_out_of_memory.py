@@ -14,7 +14,7 @@ from nearfar.cli import main
 from nearfar.commands.train import parser
 from nearfar.models import Embedder
 from nearfar.training.config import TrainConfig
-from nearfar.training.exhausted import lighter, out_of_memory
+from nearfar.training.memory_errors import lighter_options, out_of_memory
 from nearfar.training.options import with_options
 from nearfar.training.runs import Run
 from nearfar.training.train import prepare, train
@@ -90,7 +90,7 @@ def test_before_a_run_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     monkeypatch.setattr("nearfar.training.prepare.build_embedder", nothing_left)
-    with pytest.raises(RuntimeError, match=r"out of memory \(MemoryError\)(.|\n)*Nothing was begun"):
+    with pytest.raises(RuntimeError, match=r"out of memory \(MemoryError\)(.|\n)*No run was started"):
         train(TABLE, quiet=True, out=str(tmp_path / "run"), **OPTIONS)
     assert not (tmp_path / "run").exists()
 
@@ -130,7 +130,7 @@ CONFIGURATIONS = [
 def test_the_advice_can_be_followed(options: dict[str, Any]) -> None:
     """Every line is options that are accepted as they stand, on top of the configuration of the run."""
     config = prepare(with_options(TrainConfig(), {**OPTIONS, **options}), TABLE).config
-    lines = dict(lighter(config))
+    lines = dict(lighter_options(config))
     assert len(lines) >= 4
     for line in lines:
         form = parser()

@@ -48,5 +48,5 @@ def test_a_folder_without_a_model_is_told(tmp_path, capsys) -> None:
 def test_a_report_that_fails_fails_no_run(tmp_path) -> None:
     made = table()
     (tmp_path / "report.html").mkdir()  # in the way
-    with pytest.warns(UserWarning, match=r"the run is whole, but its report could not be written: .*nearfar report"):
+    with pytest.warns(UserWarning, match=r"the run is complete, but its report could not be written: .*nearfar report"):
         write_report(Run(tmp_path), embeddings(made.labels), made, TrainConfig())

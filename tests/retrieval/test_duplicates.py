@@ -143,7 +143,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert json.loads(capsys.readouterr().out)["leaks"] == 1
     made = run(tmp_path / "run", folder)
     assert main(["duplicates", str(folder), "--run", str(made.folder)]) == 2
-    assert "say from which similarity on they are near-identical, such as --threshold 0.98" in capsys.readouterr().err
+    assert "set the similarity of near-identical images, such as --threshold 0.98" in capsys.readouterr().err
     assert main(["duplicates", str(folder), "--run", str(made.folder), "--threshold", "0.99999"]) == 0
     (tmp_path / "empty").mkdir()
     assert main(["duplicates", str(tmp_path / "empty")]) == 2

@@ -86,5 +86,5 @@ def test_the_report_of_a_run_from_before(tmp_path: Path, capsys: pytest.CaptureF
     assert metrics.pop("compared_by") == "hamming"
     (run.folder / "metrics.json").write_text(json.dumps(metrics))
     assert main(["report", str(run.folder)]) == 0
-    assert "made before codes were measured" in (run.folder / "report.html").read_text()
+    assert "older than metrics of codes" in (run.folder / "report.html").read_text()
     assert Run(run.folder).finished

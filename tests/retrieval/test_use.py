@@ -233,7 +233,7 @@ def test_calibration_on_what_the_run_held_out(pictures: Path, tmp_path: Path) ->
     assert found["measured"]["tar"] == pytest.approx(np.mean(right[True])) and found["measured"]["classes"] == 4
     told = described(found)
     assert f"from a similarity of {found['threshold']:.3f} on (calibrated for a false-accept rate of 10 %)" in told
-    assert "Measured on 4 classes never trained on" in told
+    assert "Measured on 4 unseen classes" in told
     assert described(None) == "no calibrated threshold"
     assert calibrated(run(tmp_path / "none", pictures), Encoder.of_run(tmp_path / "none")) is None
 

@@ -46,7 +46,7 @@ def test_batches_are_what_they_are_called(config: TrainConfig, tmp_path: Path, m
 
 
 def test_mistakes(config: TrainConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"batches of CircleLoss hold 5 images of each class .* 32 is no multiple"):
+    with pytest.raises(ConfigError, match=r"batches of CircleLoss have 5 images of each class .* 32 is not a multiple"):
         Options(sizes=(30, 32))
     assert Options(losses=("ProxyAnchorLoss",), sizes=(30, 32)).sizes == (30, 32)
     with pytest.raises(ConfigError, match="at least 2 images"):

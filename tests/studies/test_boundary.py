@@ -163,7 +163,7 @@ def test_what_is_said_of_shapes() -> None:
     assert words[2].startswith("Does the shape matter for unseen classes: yes: circle is 10.0 points above straight")
     assert words[2].endswith("1 have most of their pairs inside in the end: circle.")
     rows[1]["recall@1"] = 0.79
-    assert "cannot be told" in shapes.sentences(rows)[2]
+    assert "unclear" in shapes.sentences(rows)[2]
 
 
 def test_the_study(tmp_path) -> None:

@@ -55,7 +55,7 @@ def test_the_study(tmp_path) -> None:
     assert [row["variant"] for row in found.tables["ends"]] == list(BY_NAME)
     assert {"features", "separation"} == set(found.figures)
     assert len(found.tables["curves"]) == len(VARIANTS) * 20
-    assert "Collapsed, classes wider than they are apart: " in found.sentences[0]
+    assert "Collapsed (wider than the distance): " in found.sentences[0]
 
 
 @pytest.mark.parametrize("wrong", [{"seeds": 0}, {"classes": 2}, {"steps": 0}])

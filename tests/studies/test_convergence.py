@@ -19,7 +19,7 @@ from nearfar.studies.convergence import (
     rates,
     second_rows,
     trial_options,
-    with_own,
+    with_arguments,
 )
 from nearfar.studies.crossing import Tracker, members, spread_of
 from nearfar.studies.networks import Networks
@@ -69,7 +69,7 @@ def test_sentences_say_who_gets_there_first() -> None:
     assert "end higher than pair losses: holds" in words[2] and "there sooner: holds" in words[2]
     level = {**slow, "recall@1": [0.1, 0.2, 0.69]}
     assert (
-        "end higher than pair losses: cannot be told"
+        "end higher than pair losses: unclear"
         in convergence.about_curves([level, fast], SimpleNamespace(losses=names))[2]
     )
     gone = {**fast, "diverged": True}
@@ -100,7 +100,7 @@ def test_the_search_begins_with_the_defaults_and_stays_near_them() -> None:
         {"search": "A", "options": {"lr": 2.0}, "recall@1": 0.6},
     ]
     assert best_of(tried, "A") == {"lr": 2.0} and best_of(tried[:2], "A") == {} == best_of([], "A")
-    loss = with_own(read_contestant("ProxyAnchorLoss"), {"lr": 1.0, "loss.alpha": 8.0})
+    loss = with_arguments(read_contestant("ProxyAnchorLoss"), {"lr": 1.0, "loss.alpha": 8.0})
     assert loss.arguments == {"alpha": 8.0} and rates({"lr": 1.0, "loss.alpha": 8.0}) == {"lr": 1.0}
 
 
@@ -126,7 +126,7 @@ def test_the_tracker_sees_pairs_cross_the_circle() -> None:
     tracker = Tracker(member, torch.zeros(3, dtype=torch.long))
     weight = 5 * torch.eye(3, 4)  # lengths do not matter
     for step in range(4):
-        tracker.see(torch.stack([at(*way[step]) for way in PLACES]), weight)
+        tracker.update(torch.stack([at(*way[step]) for way in PLACES]), weight)
     inside = [[s_n**2 + (1 - s_p) ** 2 <= 2 * 0.25**2 for s_n, s_p in way] for way in PLACES]
     assert inside == [[False, False, False, True], [True, False, True, True], [False] * 4]
     np.testing.assert_allclose(tracker.crossed[0], (0.1, 0.9), atol=1e-6)
@@ -142,8 +142,8 @@ def test_sentence_and_spread() -> None:
         "pairs of": "Circle", "followed": 4, "inside": 0.75, "crossed": [[0.0, 0.0], [3.0, 4.0]], "last": [[1.0, 1.0]],
     }  # fmt: skip
     assert crossing.sentence(row) == (
-        "Circle: 50 % of 4 images crossed the boundary, in places that spread by 2.500; in the end 75 % are inside it, "
-        "about (1.00, 1.00), and spread by 0.000."
+        "Circle: 50 % of 4 images crossed the boundary, with a spread of 2.500; in the end 75 % are inside it, "
+        "about (1.00, 1.00), with a spread of 0.000."
     )
     assert "0 % of 4 images crossed the boundary; in" in crossing.sentence({**row, "crossed": []})
     wide = {**row, "pairs of": "AM", "crossed": [[0.0, 0.0], [6.0, 8.0]], "last": [[0.0, 0.0], [1.0, 1.0]]}
@@ -216,7 +216,7 @@ def test_a_killed_study_ends_with_the_same_numbers(
     [
         ({"trials": 0}, "at least 1, the defaults"),
         ({"looks": 0}, "from 1 to as many looks"),
-        ({"steps": 3, "looks": 4}, "there are 3 steps to look at"),
+        ({"steps": 3, "looks": 4}, "looks must be from 1 to the number of steps, 3"),
         ({"losses": ()}, "shows 1 to 6 losses, not 0"),
         ({"losses": ("CircelLoss",)}, "did you mean CircleLoss"),
     ],

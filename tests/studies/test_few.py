@@ -28,7 +28,7 @@ def test_exactly_so_many_of_every_class(samples: int) -> None:
 
 
 def test_too_many_samples() -> None:
-    with pytest.raises(ConfigError, match="classes of 2 images: --samples must be at most that many, not 3"):
+    with pytest.raises(ConfigError, match="classes have only 2 images: --samples must be at most 2, not 3"):
         chosen_rows(np.array([0, 0, 1, 1, 1]), 3, seed=0)
 
 

@@ -67,7 +67,7 @@ def test_every_loss_has_a_field(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("CenterLoss", "CenterLoss is no function of a positive's and a negative's similarity"),
+        ("CenterLoss", "CenterLoss is not a function of a positive's and a negative's similarity"),
         ("LiftedStructureLoss", "LiftedStructureLoss has no field over one positive and one negative"),
         ("InfoNCELoss", "InfoNCELoss compares two views"),
     ],
@@ -156,7 +156,7 @@ def test_descent_ends_on_the_boundary() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"low": 1.0}, "low is a similarity"),
+        ({"low": 1.0}, "low must be a similarity"),
         ({"points": 2}, "at least 3"),
         ({"margins": ()}, "one margin"),
         ({"states": "A=0.8"}, "is no state"),

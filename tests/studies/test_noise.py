@@ -111,10 +111,10 @@ def test_sentences() -> None:
     assert sentences(rows, options) == [
         "ProxyAnchorLoss: Recall@1 60.0 ± 1.0 % with 0 % wrong labels, 58.0 ± 1.0 % with 50 %: 2.0 points lost.",
         "CircleLoss: Recall@1 62.0 ± 1.0 % with 0 % wrong labels, 50.0 ± 1.0 % with 50 %: 12.0 points lost.",
-        "On average over these losses, proxies lost 2.0 points and pairs 12.0: proxies bore the noise better here.",
+        "On average over these losses, proxies lost 2.0 points and pairs 12.0: proxies were more robust here.",
     ]
     rows[3]["recall@1"] = 0.605
-    assert sentences(rows, options)[-1].endswith("pairs lost 1.5 points and proxies 2.0: no difference to speak of.")
+    assert sentences(rows, options)[-1].endswith("pairs lost 1.5 points and proxies 2.0: no relevant difference.")
     rows[3]["recall@1"] = None
     assert sentences(rows, options)[1] == "CircleLoss diverged."
 
@@ -122,7 +122,7 @@ def test_sentences() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"shares": (0.5, 1.1)}, "shares are from 0 to 1"),
+        ({"shares": (0.5, 1.1)}, "shares must be from 0 to 1"),
         ({"shares": ()}, "at least one"),
         ({"losses": ("CircelLoss",)}, "CircleLoss"),
     ],

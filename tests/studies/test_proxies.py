@@ -60,15 +60,15 @@ def test_run(config: TrainConfig, table: Table, tmp_path: Path, monkeypatch: pyt
     assert [(row["joined"], row["loss"], row["proxies"]) for row in found.tables["proxies"]] == [
         (joined, loss, number) for joined in (1, 4) for loss in ARGUMENTS for number in (1, 3)
     ]
-    assert found.sentences[0].startswith("ProxyAnchorLoss, classes as they are: best with ")
+    assert found.sentences[0].startswith("ProxyAnchorLoss, original classes: best with ")
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"losses": ("CircleLoss",)}, "CircleLoss has one vector for every class"),
-        ({"proxies": (0, 1)}, "proxies are whole numbers from 1 on"),
-        ({"joined": ()}, "joined are whole numbers from 1 on"),
+        ({"losses": ("CircleLoss",)}, "CircleLoss has only one vector per class"),
+        ({"proxies": (0, 1)}, "proxies must be whole numbers from 1"),
+        ({"joined": ()}, "joined must be whole numbers from 1"),
     ],
 )
 def test_mistakes(changed: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ def test_what_is_said_of_alpha() -> None:
     ]
     words = about_alpha(rows)
     assert "holds here: α = 32 gives +10.0 points to α = 16" in words
-    assert "cannot be told here" in about_alpha([{**row, "recall@1 ±": 0.1} for row in rows])
+    assert "is unclear here" in about_alpha([{**row, "recall@1 ±": 0.1} for row in rows])
     assert "does not hold here" in about_alpha([rows[1], {**rows[2], "recall@1": 0.5}])
     assert "without values on both sides" in about_alpha(rows[:2])
 

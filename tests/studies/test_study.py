@@ -125,7 +125,7 @@ def test_cells_do_not_depend_on_their_order(powers: Powers, tmp_path: Path) -> N
 def test_another_study_is_not_overwritten(powers: Powers, tmp_path: Path) -> None:
     run_study("powers", out=tmp_path, progress=print)
     with pytest.raises(
-        ConfigError, match=r"holds another study, or this one with other options .* choose another --out"
+        ConfigError, match=r"contains another study, or this one with other options .* choose another --out"
     ):
         run_study("powers", Options(powers=(5,)), out=tmp_path, progress=print)
     (tmp_path / "study.yaml").unlink()
@@ -173,7 +173,7 @@ def test_options_of_training(powers: Powers, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["powrs"], "there is no study powrs: did you mean powers?"),
-        (["--small"], "its name comes first"),
+        (["--small"], "the name of a study comes first"),
         (["powers", "--power", "2"], "there is no option --power: did you mean --powers?"),
         (["powers", "--powers", "two"], "powers must be a whole number"),
         (["powers", "photos"], "powers takes no data"),

@@ -31,7 +31,7 @@ def test_the_study(options: Options, tmp_path: Path) -> None:
     steps = {row["method"]: row["steps"] for row in rows if row["length"] == 1}
     assert steps == {"whole": 6, "hard": 10, "weighted": 10, "random": 10, "small": 24}
     assert all(0 < row["recall@1"] <= 1 for row in rows)
-    assert "the hard part" in found.sentences[1] and "a part at random" in found.sentences[1]
+    assert "the hard subset" in found.sentences[1] and "a random subset" in found.sentences[1]
 
 
 def test_methods_are_compared_seed_by_seed() -> None:
@@ -45,7 +45,7 @@ def test_methods_are_compared_seed_by_seed() -> None:
         return subsets._compared(trainings, "A", other, 1.0, other)
 
     assert compared("random").startswith("is better than random, by +5.3 ±")
-    assert compared("small").startswith("cannot be told from small")
+    assert compared("small").startswith("is not clearly different from small")
     trainings[1]["recall@1"] = None
     assert "diverged" in compared("random")
 
@@ -78,8 +78,8 @@ def test_a_signal_ends_a_study_without_a_result(options: Options) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"keep": 0.0}, "keep=0 is the part"),
-        ({"lengths": ()}, "lengths are parts of steps"),
+        ({"keep": 0.0}, "keep=0 must be a share"),
+        ({"lengths": ()}, "lengths must be shares of steps"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"losses": ("CircelLoss",)}, "did you mean CircleLoss"),
     ],

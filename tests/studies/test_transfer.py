@@ -49,7 +49,7 @@ def test_parts_have_enough_of_everything() -> None:
     train = patterns(classes=18, each=7).split("train")
     parts = ["few" if label < 2 and place < 3 else "many" if place < 6 and place >= 3 else "lone"
              for label in range(9) for place in range(7)]  # fmt: skip
-    with pytest.raises(ConfigError, match=r"two sets of at least 8 classes of two images, .* there are 1"):
+    with pytest.raises(ConfigError, match=r"two sets with at least 8 classes of two images .* there are 1"):
         parted(train, train, parts, parts)
     parts = ["other" if part != "many" else part for part in parts]
     found = parted(train, train, parts, parts)
@@ -97,9 +97,9 @@ def test_sets_of_their_own(config: TrainConfig, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_mistakes(config: TrainConfig) -> None:
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="leave one of them out"):
         Options(others=("b",), by="face")
-    with pytest.raises(ConfigError, match="patterns is one set: give more of them as --others"):
+    with pytest.raises(ConfigError, match="patterns is only one set: name others with --others"):
         families(Options(config=config), config)
     with pytest.raises(ConfigError, match="patterns has no column light, only labels"):
         families(Options(by="light", config=config), config)

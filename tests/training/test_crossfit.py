@@ -203,7 +203,7 @@ def test_the_verdict() -> None:
     base = rng.uniform(0.2, 0.4, 40)
     better, same, worse = (measured((base + d + rng.normal(0, 0.02, 40)).tolist(), labels) for d in (0.2, 0.0, -0.2))
     features = measured(base.tolist(), labels)
-    for trained, begins in ((better, "Training helped: map@r"), (same, "Whether training helped cannot be told"),
+    for trained, begins in ((better, "Training helped: map@r"), (same, "These classes do not show whether training helped"),
                             (worse, "Training made it worse than the pretrained features")):  # fmt: skip
         said = verdict("trained", {"features": features, "trained": trained}, {}, "map@r", "20 unseen classes")
         assert said.startswith(begins) and "20 unseen classes" in said and "95% interval" in said
@@ -215,7 +215,7 @@ def test_the_verdict() -> None:
     assert said.startswith("Training did not help: the pretrained features are kept")
     assert "the pretrained features 50.0%, the trained model 40.0%" in said
     said = verdict("features", {"features": features, "trained": same}, {"features": 0.5, "trained": 0.6}, "map@r", "")
-    assert said.startswith("Held-out classes cannot tell whether training helped: the pretrained features are kept")
+    assert said.startswith("Held-out classes do not show whether training helped: the pretrained features are kept")
 
 
 def test_the_features_are_left_for_what_is_surely_better_alone() -> None:
@@ -250,4 +250,4 @@ def test_metrics_are_written_whole(tmp_path: Path) -> None:
     found = json.loads((run.folder / "metrics.json").read_text())
     assert set(found["candidates"]) == {"features", "start", "trained"} and found["verdict"]
     assert found["classes"] == 6 and set(found["held_out"]) == {"features", "start", "trained"}
-    assert candidates.features_alone(TrainConfig(model=run.config.model)) is not None
+    assert candidates.features_only(TrainConfig(model=run.config.model)) is not None

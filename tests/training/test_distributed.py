@@ -17,7 +17,7 @@ from nearfar.errors import InputError, NearfarError
 from nearfar.foundation.run_folder import RunError
 from nearfar.training import train as train_module
 from nearfar.training.config import TrainConfig
-from nearfar.training.launch import check_devices, launch, said
+from nearfar.training.launch import check_devices, launch, reason_of
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.runs import Run
 from nearfar.training.shards import whole
@@ -100,8 +100,8 @@ def test_a_bug_in_a_process_keeps_its_traceback() -> None:
 def test_last_words() -> None:
     """An error's, with or without its traceback; of a process that was killed, the signal's name."""
     for message in ("it cannot", {"message": "it cannot", "extraInfo": {}}):
-        assert said(SimpleNamespace(message=message)) == "it cannot"
-    assert said(SimpleNamespace(message="", signal_name=lambda: "SIGKILL")) == "SIGKILL"
+        assert reason_of(SimpleNamespace(message=message)) == "it cannot"
+    assert reason_of(SimpleNamespace(message="", signal_name=lambda: "SIGKILL")) == "SIGKILL"
 
 
 # Refusals
@@ -112,9 +112,9 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         train(patterns(), nodes=2, out=str(tmp_path / "run"), **SMALL)
     with pytest.raises(ConfigError, match="devices=0 must be at least 1"):
         check_devices("cpu", 0)
-    with pytest.raises(ConfigError, match="not with mps"):
+    with pytest.raises(ConfigError, match="need accelerator cpu or gpu, not mps"):
         check_devices("mps", 2)
-    with pytest.raises(ConfigError, match="chunk goes with one device"):
+    with pytest.raises(ConfigError, match="chunk works on one device"):
         train(patterns(), devices=2, chunk=4, out=str(tmp_path / "run"), **SMALL)
     with pytest.raises(ConfigError, match="a share of the classes"):
         train(patterns(), sample_rate=0.0, out=str(tmp_path / "run"), **SMALL)
@@ -143,7 +143,7 @@ def test_a_world_of_one() -> None:
     world = World()
     rows = np.ones((3, 2))
     assert world.first and world.nodes == 1 and world.any(True, False) == [True, False]
-    assert world.gathered(rows) is rows and world.told("x") == "x"
+    assert world.gathered(rows) is rows and world.broadcast("x") == "x"
     assert [World(rank, 3, rank, 3).part(7).tolist() for rank in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
     world.wait()
 

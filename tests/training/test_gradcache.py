@@ -191,9 +191,9 @@ def test_a_frozen_model_trains_the_loss_alone() -> None:
 
 def test_bad_input() -> None:
     model, loss, inputs = made("circle")
-    with pytest.raises(ValueError, match="chunk=0 must be a number of samples"):
+    with pytest.raises(ValueError, match="chunk=0 must be at least 1 sample"):
         GradCache(model, loss, 0)
-    with pytest.raises(ValueError, match=r"the loss has shape \(22,\).*give it a reduction"):
+    with pytest.raises(ValueError, match=r"the loss has shape \(22,\).*set a reduction"):
         GradCache(model, losses.CircleLoss(reduction="none"), 4).step(inputs, LABELS)
 
 

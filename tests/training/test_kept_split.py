@@ -74,7 +74,7 @@ def test_an_added_class_shifts_nothing(run: Run, data: Path) -> None:
         Image.fromarray(np.full((16, 16), hash(path.name) % 200, np.uint8)).save(path)
     assert names_tested(run) == {f"pattern {i}" for i in range(5, 10)}
     notes = parts_of(run).notes
-    assert any(note == "never seen by the run, and not measured: 1 class (a new one)" for note in notes)
+    assert any(note == "new classes, not evaluated: 1 class (a new one)" for note in notes)
     before = run.metrics["after"]["map@r"]
     assert evaluate(run)["map@r"] == before
 
@@ -95,7 +95,7 @@ def test_other_data_is_measured_whole_but_for_copies_of_trained_pictures(run: Ru
     table, notes = rows_of(run, other)
     assert len(table) == 12
     assert notes[0] == "left out, since they or their classes were trained on: 1 image"
-    assert any(note.startswith("in classes with the name of a trained one: ") for note in notes)
+    assert any(note.startswith("in classes with the name of a training class: ") for note in notes)
 
 
 def test_gone_changed_and_moved_pictures_are_told(run: Run, data: Path) -> None:
@@ -106,9 +106,9 @@ def test_gone_changed_and_moved_pictures_are_told(run: Run, data: Path) -> None:
     parts = parts_of(run)
     first = ", ".join(f"pattern 5/02{number}.png" for number in (5, 6, 7))
     assert parts.notes == (
-        f"no longer there: 5 images ({first}, ...)",
+        f"missing: 5 images ({first}, ...)",
         "changed since the run began: 1 image (pattern 6/030.png)",
-        "renamed or copied since, and counted as what they were: 1 image (pattern 7/renamed.png)",
+        "renamed or copied since, and treated as before: 1 image (pattern 7/renamed.png)",
     )
     assert parts.test is not None and len(parts.test) == 20
 
@@ -132,7 +132,7 @@ def test_images_of_a_test_class_moved_into_a_trained_one_are_not_measured(run: R
         path.rename(data / trained / f"moved-{path.name}")
     parts = parts_of(run)
     assert parts.test is not None and len(parts.test) == 20
-    assert any("moved to classes that were trained on, and not measured: " in note for note in parts.notes)
+    assert any("moved to training classes, and not evaluated: " in note for note in parts.notes)
 
 
 def test_runs_from_before_are_split_anew_and_say_so(run: Run) -> None:
@@ -141,7 +141,7 @@ def test_runs_from_before_are_split_anew_and_say_so(run: Run) -> None:
     anew = parts_of(run)
     assert anew.test is not None and kept.test is not None and anew.test.paths == kept.test.paths
     assert anew.val is not None and kept.val is not None and anew.val.paths == kept.val.paths
-    assert any("made before splits were kept" in note for note in anew.notes)
+    assert any("older than saved splits" in note for note in anew.notes)
 
 
 def test_a_damaged_split_is_an_error(run: Run) -> None:
@@ -158,7 +158,7 @@ def test_unreadable_pictures_are_left_out_and_repaired_ones_are_new(tmp_path: Pa
     row = next(row for row in lines(run) if row["role"] == "left out")
     assert row["image"] == "pattern 6/030.png" and row["reason"]
     broken.write_bytes(whole)
-    assert any(note.startswith("new, in test classes, and not measured: ") for note in parts_of(run).notes)
+    assert any(note.startswith("new, in test classes, and not evaluated: ") for note in parts_of(run).notes)
     assert len(rows_of(run, None)[0]) == 24
 
 
@@ -179,7 +179,7 @@ def test_going_on_with_other_pictures_is_refused(tmp_path: Path, data: Path, mon
     path = data / seen["image"]
     whole = path.read_bytes()
     path.unlink()
-    with pytest.raises(RunError, match=r"images that .* trains on are gone or changed: 1 \(pattern"):
+    with pytest.raises(RunError, match=r"training images of .* are missing or changed: 1 \(pattern"):
         train(resume=run.folder, quiet=True)
     path.write_bytes(whole)
     assert train(resume=run.folder, quiet=True).finished
@@ -205,9 +205,9 @@ def change(data: Path) -> None:
 
 
 CHANGES = (
-    "no longer there: 5 images (pattern 5/025.png, ",
+    "missing: 5 images (pattern 5/025.png, ",
     "changed since the run began: 1 image (pattern 6/030.png)",
-    "never seen by the run, and not measured: 1 class (a new one)",
+    "new classes, not evaluated: 1 class (a new one)",
 )
 
 
@@ -264,7 +264,7 @@ def test_a_run_tested_on_other_data(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "left out, since they or their classes were trained on: 1 image" in found["notes"]
     assert "test recall@1" in (run.folder / "curves.csv").read_text().splitlines()[0]
     assert main(["report", str(run.folder)]) == 0
-    with pytest.raises(ConfigError, match="that was not trained on: nothing can be measured"):
+    with pytest.raises(ConfigError, match="were trained on, so nothing can be evaluated"):
         evaluate(run, data)
 
 
@@ -272,9 +272,9 @@ def test_a_run_without_test_data(tmp_path: Path, capsys: pytest.CaptureFixture[s
     data = photos(tmp_path / "photos", classes=6, each=5)
     run = train(data, out=str(tmp_path / "run"), **{**OPTIONS, "split": "all", "quiet": False})
     shown = capsys.readouterr()
-    assert "there are no test data, so nothing will be measured" in shown.err
+    assert "there are no test data, so nothing will be evaluated" in shown.err
     assert (
-        f"nothing was measured, since there are no test data: nearfar evaluate {run.folder} DATA does it" in shown.out
+        f"nothing was evaluated, since there are no test data: nearfar evaluate {run.folder} DATA does so" in shown.out
     )
     assert run.metrics["after"] == {} and run.metrics["verdict"] == ""
     with pytest.raises(ConfigError, match="has neither test nor validation rows: name other data"):

@@ -76,7 +76,7 @@ def test_refusals() -> None:
         def __init__(self) -> None:
             super().__init__([weight], {})
 
-    with pytest.raises(TypeError, match="adamw, adam, sgd or rmsprop"):
+    with pytest.raises(TypeError, match="adamw, adam, sgd and rmsprop"):
         LazyRows(Own(), [weight])
-    with pytest.raises(ValueError, match="one by one with nesterov"):
+    with pytest.raises(ValueError, match="do not support nesterov"):
         LazyRows(SGD([weight], lr=0.1, momentum=0.9, nesterov=True), [weight])

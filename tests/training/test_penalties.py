@@ -34,10 +34,10 @@ def test_named_in_the_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": SUM}, "QuantizationLoss is a penalty of binary codes: it goes with --head hash, not linear"),
+        ({"loss": SUM}, "QuantizationLoss is a penalty on binary codes: it needs --head hash, not linear"),
         (
             {"loss": "QuantizationLoss", "head": "hash"},
-            r"is a penalty, to be added to a loss: --loss 'ProxyAnchorLoss \+ 0.1 \* QuantizationLoss'",
+            r"is a penalty: add it to a loss, such as --loss 'ProxyAnchorLoss \+ 0.1 \* QuantizationLoss'",
         ),
         ({"loss": "QuantisationLoss", "head": "hash"}, "did you mean QuantizationLoss?"),
     ],
@@ -49,7 +49,7 @@ def test_refusals(options: dict[str, str], message: str, tmp_path: Path) -> None
 
 def test_where_they_are_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["losses"]) == 0
-    assert "2 penalties of binary codes" in capsys.readouterr().out
+    assert "2 penalties on binary codes" in capsys.readouterr().out
     assert main(["losses", "QuantizationLoss"]) == 0
     assert "QuantizationLoss (penalty)" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="QuantizationLoss is a penalty on binary codes, to be added to a loss"):

@@ -22,9 +22,9 @@ def test_one_process_saves_and_loads_any_rows(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\(3, 2\) from row 5 on is no part of \(7, 2\)"):
+    with pytest.raises(ValueError, match=r"\(3, 2\) from row 5 does not fit into \(7, 2\)"):
         Shard(torch.zeros(3, 2), (7, 2), 5)
-    with pytest.raises(ValueError, match="is no part of"):
+    with pytest.raises(ValueError, match="does not fit into"):
         Shard(torch.zeros(3, 4), (7, 2), 0)
     save_shards(tmp_path / "saved", {"weight": Shard(torch.zeros(4, 2), (4, 2), 0)})
     with pytest.raises(ValueError, match=r"weight is \(4, 2\) there, \(8, 2\) here"):
@@ -46,5 +46,5 @@ def test_an_unfinished_one_is_written_over(tmp_path: Path) -> None:
 def test_damage_is_told(tmp_path: Path) -> None:
     save_shards(tmp_path / "checkpoints" / "shards-1", {"weight": Shard(torch.ones(3, 2), (3, 2), 0)})
     (tmp_path / "checkpoints" / "shards-1" / ".metadata").write_bytes(b"rubbish")
-    with pytest.raises(InputError, match=r"shards-1 is damaged .*: remove .*checkpoints, and the run begins again"):
+    with pytest.raises(InputError, match=r"shards-1 is damaged .*: remove .*checkpoints, and the run starts again"):
         load_shards(tmp_path / "checkpoints" / "shards-1", {"weight": Shard(torch.zeros(3, 2), (3, 2), 0)})

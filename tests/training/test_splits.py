@@ -97,9 +97,11 @@ def test_by_choice() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigError, match="no rows to train on, only test"):
+    with pytest.raises(ConfigError, match="no training rows, only test"):
         split(table([0, 0], ["test", "test"]), DataConfig(), 0)
-    with pytest.raises(ConfigError, match="has no classes to learn from: put the images of each class into a folder"):
+    with pytest.raises(
+        ConfigError, match="has no classes to learn from: put the images of each class into their own folder"
+    ):
         split(table([-1, -1], ["test", "test"]), DataConfig(), 0)
     with pytest.raises(ConfigError, match="validation is a share"):
         split(halves(8, 2, given=True), DataConfig(validation=1.5), 0)
@@ -108,7 +110,7 @@ def test_refusals() -> None:
 def test_without_test_rows() -> None:
     parts = split(table([0, 0, 1, 1, 2, 2, 3, 3] * 3, ["train"] * 24), ONCE, 0)
     assert parts.test is None and parts.val is not None
-    assert any("the held-out rows are measured instead" in note for note in parts.notes)
+    assert any("the held-out rows are evaluated instead" in note for note in parts.notes)
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -117,14 +119,14 @@ def test_all_classes_are_trained_on(given: bool) -> None:
     parts = split(data, DataConfig(split="all", folds=1), 0)
     assert parts.test is None and parts.val is None and len(parts.train) == 120 and parts.train.num_classes == 30
     assert parts.open_set
-    assert any("no class is kept for the test: all 30 are for training" in note for note in parts.notes)
-    assert any("there are no test data, so nothing will be measured" in note for note in parts.notes)
+    assert any("no class is held out for testing: all 30 are for training" in note for note in parts.notes)
+    assert any("there are no test data, so nothing will be evaluated" in note for note in parts.notes)
     # What is held out by choice, or fold by fold, is trained on otherwise.
     parts = split(data, DataConfig(split="all", validation=0.2), 0)
     assert parts.val is not None and parts.val.num_classes == 7 and parts.train.num_classes == 23
     parts = split(data, DataConfig(split="all"), 0)
     assert parts.folds == 3 and parts.train.num_classes == 30 and parts.val is None
-    assert any("the held-out rows are measured instead" in note for note in parts.notes)
+    assert any("the held-out rows are evaluated instead" in note for note in parts.notes)
     # Also where the data say that none of them is for training.
     assert len(split(table([0, 0, 1, 1], ["test"] * 4), DataConfig(split="all"), 0).train) == 4
 
@@ -140,5 +142,5 @@ def test_test_data_elsewhere() -> None:
     elsewhere = halves(4, 2, given=True)
     assert replace(parts, elsewhere=elsewhere).test is elsewhere
     for kind in ("classes", "images"):
-        with pytest.raises(ConfigError, match=f"other data to test on, and --split {kind} keeps classes or images"):
+        with pytest.raises(ConfigError, match=f"other data to test on, but --split {kind} holds out test data"):
             split(halves(30, 4, given=False), replace(other, split=kind), 0)

@@ -94,7 +94,7 @@ class RunMachine(RuleBasedStateMachine):
     @rule(end=ends)
     def go_on(self, end: tuple[str, int] | None) -> None:
         if self.damaged != "metrics.json" and self.run.finished:
-            with pytest.raises(ConfigError, match="is finished already"):
+            with pytest.raises(ConfigError, match="is already finished"):
                 train(TABLE, resume=self.run.folder, quiet=True)
         elif self.damaged is not None:
             with pytest.raises(RunError, match=f"{self.damaged} is damaged .*remove"):
@@ -106,9 +106,9 @@ class RunMachine(RuleBasedStateMachine):
     def begin_again(self, other: dict[str, Any]) -> None:
         """With other options: refused, and nothing is touched."""
         before = self._files()
-        with pytest.raises(ConfigError, match="holds a run already"):
+        with pytest.raises(ConfigError, match="already contains a run"):
             train(TABLE, quiet=True, out=str(self.run.folder), **{**OPTIONS, **other})
-        with pytest.raises(ConfigError, match="takes no other options"):
+        with pytest.raises(ConfigError, match="takes no options but"):
             train(TABLE, quiet=True, resume=self.run.folder, **other)
         assert self._files() == before
 

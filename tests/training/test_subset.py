@@ -139,7 +139,7 @@ def test_only_the_part_has_a_graph() -> None:
 
 def test_wrong_settings() -> None:
     model = nn.Linear(5, 6)
-    with pytest.raises(ValueError, match="keep=1 is the part"):
+    with pytest.raises(ValueError, match="keep=1 must be a share"):
         SubsetStep(model, losses.CircleLoss(), keep=1.0)
     with pytest.raises(ValueError, match="select must be one of hard, weighted, random, not 'easy'"):
         SubsetStep(model, losses.CircleLoss(), "easy")
@@ -163,9 +163,9 @@ def test_a_run_learns_from_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 1.5}, "keep=1.5 is the part"),
-        ({"devices": 2}, "select goes with one device"),
-        ({"precision": "16-mixed"}, "select goes with precision"),
+        ({"keep": 1.5}, "keep=1.5 must be a share"),
+        ({"devices": 2}, "select works on one device"),
+        ({"precision": "16-mixed"}, "select needs precision"),
     ],
 )
 def test_a_run_refuses_what_does_not_go_with_it(tmp_path: Path, options: dict, message: str) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import nearfar
 from nearfar.data import glyphs
+from nearfar.errors import MissingFileError
 from nearfar.evaluation import retrieval_metrics
 from nearfar.foundation.run_folder import RunError
 from nearfar.models import Embedder
@@ -100,10 +101,22 @@ def test_watching_the_test_rows_decides_nothing(tmp_path: Path) -> None:
     assert best["test recall@1"] == pytest.approx(watched.metrics["after"]["recall@1"])
 
 
+def test_a_lost_model_is_made_again(tmp_path: Path) -> None:
+    run = short(tmp_path / "run", epochs=1)
+    path, metrics, images = run.folder / "model.safetensors", run.metrics, [TABLE.images[row] for row in range(4)]
+    expected = run.model().embed(images)
+    path.unlink()
+    with pytest.raises(MissingFileError, match=r"has no model: nearfar train --resume .*run makes it"):
+        run.model()
+    resumed = train(TABLE, resume=run.folder, quiet=True)
+    assert resumed.metrics["after"] == metrics["after"]
+    np.testing.assert_array_equal(resumed.model().embed(images), expected)
+
+
 def test_larger_images_in_evaluation(tmp_path: Path) -> None:
     run = short(tmp_path / "run", test_size=24, epochs=1)
     assert run.model().preprocess.size == 24 and run.config.data.size == 16
-    with pytest.raises(ConfigError, match="give data\\.size"):
+    with pytest.raises(ConfigError, match="needs data\\.size"):
         train(TABLE, quiet=True, out=str(tmp_path / "no"), **{**SMALL, "size": None, "test_size": 24})
 
 
@@ -216,12 +229,12 @@ def test_frozen_trunk_trains_a_head_on_cached_features(tmp_path: Path, monkeypat
         ({"loss": "InfoNCELoss"}, "two views"),
         ({"loss": "TripletMarginLoss", "loss.class_level": True}, "no class-level form"),
         ({"loss": "ArcFaceLoss", "loss.margin": 30}, "ArcFaceLoss: .*radians"),
-        ({"freeze": True}, "which is at random"),
-        ({"views": 2}, "go with --freeze"),
+        ({"freeze": True}, "which are random"),
+        ({"views": 2}, "add --freeze"),
         ({"chunk": 4}, "freeze batch normalisation"),
         ({"loggers": ("wandb",)}, "pip install wandb"),
         ({"sampler.kind": "hierarchical"}, "has no super-classes"),
-        ({"p": 4, "k": 2, "loss": "CircleLoss"}, "give one of them"),
+        ({"p": 4, "k": 2, "loss": "CircleLoss"}, "set only one of them"),
         ({"schedule.milestones": "10,20"}, "fractions of all steps"),
         ({"backbone": "convent"}, "did you mean convnet"),
         ({"backbone": "convent", "freeze": True}, "did you mean convnet"),
@@ -257,7 +270,7 @@ def test_a_parameter_in_no_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return [group for group in everything(*given, **options) if not group["name"].startswith("proxies")]
 
     monkeypatch.setattr(learner, "parameter_groups", but_proxies)
-    with pytest.raises(ValueError, match=r"weight \(9, 8\) is in no optimiser"):
+    with pytest.raises(ValueError, match=r"weight \(9, 8\), is in no optimiser"):
         short(tmp_path / "run", loss="ProxyAnchorLoss")
 
 
@@ -269,11 +282,11 @@ def test_shared_classes(tmp_path: Path) -> None:
 
 def test_folders_are_not_written_over(tmp_path: Path) -> None:
     run = short(tmp_path / "run", max_steps=1)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         short(tmp_path / "run")
-    with pytest.raises(ConfigError, match="is finished already"):
+    with pytest.raises(ConfigError, match="is already finished"):
         train(TABLE, resume=run.folder)
-    with pytest.raises(ConfigError, match="takes no other options"):
+    with pytest.raises(ConfigError, match="takes no options but"):
         train(TABLE, resume=run.folder, epochs=3)
     with pytest.raises(ConfigError, match=r"there is no run .*none: give a folder that nearfar train left"):
         train(resume=tmp_path / "none")
@@ -392,7 +405,7 @@ def test_stopped_by_a_signal_saves_and_resumes(
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "training_step", interrupted)
-        with pytest.raises(StoppedError, match=rf"saved at step {at}\. To go on: nearfar train --resume"):
+        with pytest.raises(StoppedError, match=rf"saved at step {at}\. To resume: nearfar train --resume"):
             short(tmp_path / "stopped", **STATEFUL)
     assert step_of(Run(tmp_path / "stopped")) == at
     assert signal.getsignal(signal.SIGINT) is before
@@ -427,7 +440,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return original(self, batch)
 
     monkeypatch.setattr(Learner, "training_step", broken)
-    with pytest.raises(RunError, match=r"(?s)not a number \(step 8\).*--lr.*of step 6, is kept") as caught:
+    with pytest.raises(RunError, match=r"(?s)not a number \(step 8\).*--lr.*of step 6, is saved") as caught:
         short(tmp_path / "run", **STATEFUL)
     assert "clip_norm" in str(caught.value)
     state = Run(tmp_path / "run").load_checkpoint("last")
@@ -445,7 +458,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path, monkeypatch: 
         original(self, *args)
 
     monkeypatch.setattr(Learner, "on_train_batch_end", broken)
-    with pytest.raises(RunError, match=r"(?s)weights are not numbers any more \(step 6\).*of step 4, is kept"):
+    with pytest.raises(RunError, match=r"(?s)weights are no longer finite \(step 6\).*of step 4, is saved"):
         short(tmp_path / "run", **STATEFUL)
 
 
@@ -462,7 +475,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(runs.torch, "save", full)
         with pytest.raises(
-            RunError, match=r"(?s)the disk is full; the one of step 3 is intact.*--resume.*step 3, is kept"
+            RunError, match=r"(?s)the disk is full; the one of step 3 is intact.*--resume.*step 3, is saved"
         ):
             short(tmp_path / "run", **STATEFUL)
     kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
@@ -475,7 +488,7 @@ def test_a_checkpoint_of_another_format(tmp_path: Path, monkeypatch: pytest.Monk
         patch.setattr("nearfar.training.learner.FORMAT", 99)
         patch.setattr("nearfar.training.train.finish", lambda *args: None)
         short(tmp_path / "run", max_steps=2)
-    with pytest.raises(RunError, match="has format 99, this version of nearfar goes on from 1"):
+    with pytest.raises(RunError, match="has format 99, but this version of nearfar resumes format 1"):
         train(TABLE, resume=tmp_path / "run", quiet=True)
 
 

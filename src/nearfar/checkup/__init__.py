@@ -1,10 +1,10 @@
-"""What is wrong with a data set, before anything is trained on it: `nearfar doctor`.
+"""`nearfar doctor`: check a data set before training.
 
-checkup.py      all of it, in order
-files.py        what cannot be read, and what is there more than once
-classes.py      too few, too small, too unequal
-near.py         pictures that are nearly the same on both sides of the split
+checkup.py      all checks, in order
+files.py        unreadable files and exact duplicates
+classes.py      too few, too small or too unequal classes
+near.py         near-identical images on both sides of the split
 batch.py        the batch doctor on the first batch
-duration.py     how long a run would take
-finding.py      what a finding is, and how it is shown
+duration.py     the time that training would take
+finding.py      `Finding` and its text
 """

@@ -1,4 +1,4 @@
-"""The batch doctor called on the first batch of a run, before there is one; or after, by the run's model."""
+"""The batch doctor on the first batch of a training, by the initial model or by that of a finished run."""
 
 import torch
 
@@ -13,15 +13,15 @@ from nearfar.training.runs import Run
 from nearfar.training.start import start
 
 
-def look_at_batch(
+def diagnose_first_batch(
     config: TrainConfig, table: Table, run: Run | None = None, display: Display | None = None
 ) -> tuple[Prepared, BatchReport]:
-    """What training would begin with, and a report on its first batch; with a run, by the run's model."""
+    """Prepare training, and diagnose its first batch; with a run, by the run's model."""
     with torch.random.fork_rng(devices=[]):
         prepared = prepare(config, table, display=display)
         embedder, parts, chosen = prepared.embedder, prepared.parts, prepared.config
         if run is None:
-            # By way of the cache, where the features stay for a run that freezes the trunk.
+            # Use the cache, so that a run with a frozen trunk finds the features there.
             start(embedder, prepared.loss, parts.train, on_cached_features(chosen), display=display)
         else:
             embedder.load_state_dict(run.model().state_dict())

@@ -1,4 +1,4 @@
-"""How long a run would take."""
+"""The time that training would take."""
 
 from dataclasses import dataclass, replace
 
@@ -14,13 +14,13 @@ from nearfar.training.timing import Costs, Counts, counted, lacking_features, me
 
 @dataclass(frozen=True)
 class Duration:
-    """In seconds; None for what cannot be done.
+    """Times in seconds; None if not applicable.
 
     Attributes:
-        image: to embed one.
-        features: of all images that are not in the cache yet.
-        full: training of the whole network.
-        frozen: training of the head on cached features, with their computation.
+        image: embedding one image.
+        features: computing all features that are not cached.
+        full: training the whole network.
+        frozen: training the head on cached features, with computing them.
     """
 
     image: float
@@ -30,7 +30,7 @@ class Duration:
 
 
 def duration(config: TrainConfig, table: Table) -> Duration:
-    """Of runs with this configuration on these rows, on this machine, if nothing else uses it."""
+    """Estimate the times for this configuration and these rows on this machine, assuming that it is otherwise idle."""
     parts, heads = (split(table, config.data, config.seed, frozen=frozen) for frozen in (False, True))
     costs, counts = measured(config, parts), counted(parts, heads)
     with torch.random.fork_rng(devices=[]):
@@ -52,7 +52,7 @@ def _training(config: TrainConfig, parts: Parts, way: str, folds: int, costs: Co
 
 
 def in_words(seconds: float) -> str:
-    """A time, as exactly as it is known.
+    """Format a time with a precision that fits an estimate.
 
     >>> [in_words(seconds) for seconds in (20, 100, 1000, 10_000)]
     ['less than a minute', 'about 2 minutes', 'about 17 minutes', 'about 2.8 hours']

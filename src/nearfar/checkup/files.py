@@ -1,4 +1,4 @@
-"""What cannot be read, and what is there more than once, byte for byte."""
+"""Unreadable files and exact duplicates."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,32 +8,32 @@ from nearfar.data import Table
 from nearfar.data.survey import Survey, row_name
 from nearfar.training.progress import counted
 
-MOST_FILES = 200  # that are listed
+MOST_FILES = 200  # listed files
 MOST_GROUPS = 5
 TESTED = ("test", "query", "gallery")
 
 
-def unreadable(table: Table, found: Survey, most: float) -> list[Finding]:
-    """Files that are left out of everything; `most` is the share that training does without."""
-    count, total = len(found.broken), len(table)
+def unreadable(table: Table, survey_result: Survey, most: float) -> list[Finding]:
+    """Find unreadable files; `most` is the share that training tolerates."""
+    count, total = len(survey_result.broken), len(table)
     if not count:
         return []
-    what = f"{count:,} of {counted(total, 'picture')} cannot be read, and are left out of everything"
+    what = f"{count:,} of {counted(total, 'picture')} cannot be read, and are left out"
     advice = "Repair or remove them"
     if count > most * total:
-        what = f"{count:,} of {counted(total, 'picture')} cannot be read: more than max_broken={most:g} allows to train"
-        advice = "Is the disk whole, and the copy complete? Repair or remove them, or allow more with --max_broken"
-    return [Finding(what, advice, first(found.listed(table), MOST_FILES))]
+        what = f"{count:,} of {counted(total, 'picture')} cannot be read: more than max_broken={most:g} allows"
+        advice = "Check the disk and the copy. Repair or remove the files, or allow more with --max_broken"
+    return [Finding(what, advice, first(survey_result.listed(table), MOST_FILES))]
 
 
 def identical(
     table: Table, fingerprints: NDArray[np.str_], parts: NDArray[np.str_]
 ) -> tuple[list[Finding], list[Finding]]:
-    """Files that are the same: those across the split or under two labels, which are bad, and all others.
+    """Find identical files: those across the split or with two labels, which do harm, and the others.
 
     Args:
-        fingerprints: of the table's rows; "" for none.
-        parts: of each row, "train", "val" or "test"; "" where it is in none.
+        fingerprints: the fingerprint of each row; "" for none.
+        parts: the split of each row: "train", "val", "test", or "" for none.
     """
     rows_of: dict[str, list[int]] = {}
     for row, fingerprint in enumerate(fingerprints.tolist()):
@@ -47,15 +47,15 @@ def identical(
     bad, rest = [], []
     if leaks:
         what = f"{counted(len(leaks), 'picture')} {_is(leaks)} both trained on and tested, byte for byte"
-        advice = "Numbers will come out too good: keep one of each"
+        advice = "Metrics will be too high: keep one of each"
         bad.append(Finding(what, advice, _shown(table, leaks, parts)))
     if contradictory:
         what = f"{counted(len(contradictory), 'picture')} {_is(contradictory)} in more than one class, byte for byte"
         advice = "No model can be right about both: keep one of each"
         bad.append(Finding(what, advice, _shown(table, contradictory, parts)))
     if harmless:
-        what = f"{counted(len(harmless), 'picture')} {_is(harmless)} there more than once, byte for byte"
-        advice = "A copy is found without any skill, and counts twice: keep one of each"
+        what = f"{counted(len(harmless), 'picture')} {_is(harmless)} contained more than once, byte for byte"
+        advice = "A copy is trivial to find, and counts twice: keep one of each"
         rest.append(Finding(what, advice, _shown(table, harmless, parts)))
     return bad, rest
 
@@ -65,8 +65,8 @@ def _is(groups: list[list[int]]) -> str:
 
 
 def _both_sides(parts: NDArray[np.str_]) -> bool:
-    there = set(parts.tolist())
-    return bool(there & {"train", "val"}) and bool(there & set(TESTED))
+    names = set(parts.tolist())
+    return bool(names & {"train", "val"}) and bool(names & set(TESTED))
 
 
 def _shown(table: Table, groups: list[list[int]], parts: NDArray[np.str_]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Something to do about a data set, and how it is shown."""
+"""`Finding`: a problem of a data set, and its text."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, where, and what to do about it."""
+    """A problem, what to do about it, and where it occurs."""
 
     what: str
     advice: str
@@ -17,7 +17,7 @@ class Finding:
 
 
 def numbered(findings: Sequence[Finding]) -> str:
-    """A list of things to do."""
+    """Format findings as a numbered list."""
     lines: list[str] = []
     for number, finding in enumerate(findings, 1):
         lines += wrapped(f"{number:>2}. ", f"{finding.what}. {finding.advice}" if finding.advice else finding.what)
@@ -26,7 +26,7 @@ def numbered(findings: Sequence[Finding]) -> str:
 
 
 def aligned(facts: Mapping[str, Iterable[str]]) -> str:
-    """Names and what is to be said of each, in lines."""
+    """Format facts as aligned lines."""
     width = max(map(len, facts)) + 2
     lines: list[str] = []
     for name, values in facts.items():
@@ -38,7 +38,7 @@ def aligned(facts: Mapping[str, Iterable[str]]) -> str:
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """A paragraph that hangs from its head. Names of files and commands are not broken in two."""
+    """Wrap a paragraph with a hanging indent, without breaking names of files and commands."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -50,7 +50,7 @@ def wrapped(head: str, text: str) -> list[str]:
 
 
 def first(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Some, and how many more there are.
+    """The first lines, and the number of further ones.
 
     >>> first(["a", "b", "c"], 1)
     ('a', 'and 2 more')

@@ -1,4 +1,4 @@
-"""Pictures that are nearly the same, on both sides of the split, by the features of the pretrained trunk."""
+"""Near-identical images on both sides of the split, by the features of the pretrained trunk."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,9 +20,9 @@ from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
 from nearfar.training.progress import counted
 
-FEW_CLASSES = 16  # below, a sample has some rows of each
-ALIKE = 0.2  # a share of the tested images; where more have a double, it is the trunk that cannot tell them apart
-MOST_IMAGES = 50_000  # compared with each other
+FEW_CLASSES = 16  # below, a sample has rows of every class
+ALIKE = 0.2  # share of test images with a near-identical one above which the trunk cannot distinguish images
+MOST_IMAGES = 50_000  # the most images to compare with each other
 
 Strings = NDArray[np.str_]
 
@@ -34,18 +34,18 @@ def nearly_identical(
     fingerprints: Strings,
     advance: Callable[[int], None] | None = None,
 ) -> tuple[list[Finding], str]:
-    """Images that are tested and nearly the same as one that is trained on, but for identical files; and, where that
-    cannot be told, a word on it.
+    """Find test images that are nearly identical to training images, except for identical files. If the trunk cannot
+    distinguish the images, return a note instead.
 
     Args:
-        config: of a pretrained trunk.
-        parts: of each row, "train", "val" or "test"; rows with "" are left out.
-        fingerprints: of each row, what is in its file.
+        config: the configuration with a pretrained trunk.
+        parts: the split of each row: "train", "val" or "test"; rows with "" are left out.
+        fingerprints: the fingerprint of each row's file.
     """
-    found = _pairs(config, table, advance)
-    if found is None:
+    pairs = _pairs(config, table, advance)
+    if pairs is None:
         return [], _too_much_alike(table)
-    left, right, similarity = found
+    left, right, similarity = pairs
     tested = parts == "test"
     across = (tested[left] != tested[right]) & (parts[left] != "") & (parts[right] != "")
     left, right, similarity = (column[across] for column in (left, right, similarity))
@@ -55,13 +55,13 @@ def nearly_identical(
     other = fingerprints[left] != fingerprints[right]
     order = np.argsort(-similarity[other], kind="stable")
     left, right, similarity = (column[other][order] for column in (left, right, similarity))
-    _, nearest = np.unique(right, return_index=True)  # of every tested image the most similar one
+    _, nearest = np.unique(right, return_index=True)  # the most similar image of each test image
     nearest = np.sort(nearest)
     if not len(nearest):
         return [], ""
     verb = "is" if len(nearest) == 1 else "are"
-    what = f"{counted(len(nearest), 'tested picture')} {verb} nearly the same as one that is trained on"
-    advice = "Numbers may come out too good. nearfar duplicates DATA shows them: keep both on one side, or drop one"
+    what = f"{counted(len(nearest), 'test picture')} {verb} nearly identical to a training picture"
+    advice = "Metrics may be too high. nearfar duplicates DATA shows them: keep both on one side, or drop one"
     lines = [
         f"{row_name(table, int(left[n]))} ({parts[left[n]]}) ~ {row_name(table, int(right[n]))} (test): "
         f"similarity {similarity[n]:.3f}"
@@ -73,29 +73,29 @@ def nearly_identical(
 def _pairs(
     config: TrainConfig, table: Table, advance: Callable[[int], None] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None:
-    """All near-identical pairs of rows; None if they are millions."""
+    """All near-identical pairs of rows; None if there are millions."""
     plain = replace(config, model=without_head(config.model))
     encoder = Encoder(build_embedder(resolve(plain, table)), max_broken=1.0)
     assert table.images is not None
     vectors = np.concatenate(list(encoder.gallery(table.images, advance=advance)))
-    there = np.flatnonzero(~np.isnan(vectors).any(1))
+    readable = np.flatnonzero(~np.isnan(vectors).any(1))
     try:
-        left, right, similarity = near_pairs(unit(vectors[there]), THRESHOLD)
+        left, right, similarity = near_pairs(unit(vectors[readable]), THRESHOLD)
     except RetrievalError:
         return None
-    return there[left], there[right], similarity
+    return readable[left], readable[right], similarity
 
 
 def _too_much_alike(table: Table) -> str:
     return (
-        f"the pretrained network finds too many pictures of {table.name} alike to tell which are nearly the same: "
-        "nearfar duplicates DATA --threshold 0.97 may"
+        f"the pretrained network finds too many pictures of {table.name} alike to detect near-identical ones: try "
+        "nearfar duplicates DATA --threshold 0.97"
     )
 
 
 def sample(table: Table, count: int, seed: int) -> NDArray[np.int64]:
-    """About so many rows, in order: of whole classes, which tell as much of each other as before; of few classes, some
-    rows of each.
+    """Sample about `count` rows, in order: whole classes, so that near-identical images of a class stay together; with
+    few classes, some rows of each.
     """
     if count >= len(table):
         return np.arange(len(table))

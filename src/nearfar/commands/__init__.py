@@ -1,1 +1,1 @@
-"""The commands of `nearfar`, one module each, with `run(words) -> exit code`."""
+"""The commands of `nearfar`, one module each, with `run(arguments) -> exit code`."""

@@ -8,29 +8,34 @@ from nearfar.commands.grammar import Parser
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser(
+    """The parser of the command."""
+    command = Parser(
         "duplicates [DATA] [options]",
         "Find groups of near-identical images, above all between training and test images.",
     )
-    words.add_argument("data", nargs="?", metavar="DATA", help="a data set (the embedded glyphs)")
-    words.add_argument("--threshold", type=float, metavar="T", help="cosine of near-identical images (0.9)")
-    words.add_argument("--backbone", default="efficientnet-lite0", metavar="NAME", help="(efficientnet-lite0)")
-    words.add_argument("--run", metavar="RUN", help="compare by the model of a run instead; needs --threshold")
-    words.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
-    words.add_argument("--out", default="duplicates.html", metavar="FILE", help="the page (duplicates.html)")
-    words.add_argument("--csv", metavar="FILE", help="write a table of the images in groups, too")
-    words.flag("--json", help="print everything as JSON, and write no page")
-    words.add_argument(
-        "--max-broken", type=float, default=0.25, metavar="SHARE", help="of DATA that may be unreadable (0.25)"
+    command.add_argument("data", nargs="?", metavar="DATA", help="a data set (the built-in glyphs)")
+    command.add_argument("--threshold", type=float, metavar="T", help="least cosine of near-identical images (0.9)")
+    command.add_argument(
+        "--backbone",
+        default="efficientnet-lite0",
+        metavar="NAME",
+        help="pretrained network to compare with (efficientnet-lite0)",
     )
-    words.add_device()
-    return words
+    command.add_argument("--run", metavar="RUN", help="compare with the model of a run instead; needs --threshold")
+    command.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    command.add_argument("--out", default="duplicates.html", metavar="FILE", help="page to write (duplicates.html)")
+    command.add_argument("--csv", metavar="FILE", help="also write a table of the images in groups")
+    command.flag("--json", help="print everything as JSON, and write no page")
+    command.add_argument(
+        "--max-broken", type=float, default=0.25, metavar="SHARE", help="largest share of unreadable images (0.25)"
+    )
+    command.add_device()
+    return command
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Find near-identical images."""
-    options = parser().parse_args(words)
+    options = parser().parse_args(arguments)
     from nearfar.data.opening import EMBEDDED, path_of
     from nearfar.models import Embedder
     from nearfar.models.devices import usable
@@ -49,21 +54,21 @@ def run(words: Sequence[str]) -> int:
         encoder = Encoder(Embedder(options.backbone, head=None).to(usable(options.device)), max_broken=1.0)
     elif options.threshold is None:
         raise RetrievalError(
-            "a trained model puts all images of a class close together: say from which similarity on they are "
-            "near-identical, such as --threshold 0.98"
+            "a trained model places all images of a class close together: set the similarity of near-identical images, "
+            "such as --threshold 0.98"
         )
     else:
         encoder = Encoder.of_run(options.run, options.device)
     threshold = THRESHOLD if options.threshold is None else options.threshold
     with progress_bar(sys.stderr.isatty(), len(gallery)) as advance:
-        found = find_duplicates(encoder, gallery, threshold, advance=advance)
+        duplicates = find_duplicates(encoder, gallery, threshold, advance=advance)
     if options.csv:
-        found.write_csv(options.csv)
+        duplicates.write_csv(options.csv)
     if options.json:
-        print(json.dumps({**found.to_dict(), "left_out": dict(gallery.left_out)}, indent=2))
+        print(json.dumps({**duplicates.to_dict(), "left_out": dict(gallery.left_out)}, indent=2))
         return 0
-    print(found.summary())
-    for group in found.leaks[:10]:
+    print(duplicates.summary())
+    for group in duplicates.leaks[:10]:
         print("  leak: " + " = ".join(f"{member.image} ({member.split})" for member in group.members[:4]))
-    print(write_page(found, gallery, options.out))
+    print(write_page(duplicates, gallery, options.out))
     return 0

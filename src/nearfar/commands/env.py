@@ -7,13 +7,13 @@ from nearfar.commands.grammar import Parser
 
 
 def parser() -> Parser:
-    """Its words."""
-    return Parser("env", "Versions and machine, for reports.")
+    """The parser of the command."""
+    return Parser("env", "Print versions and machine, for bug reports.")
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Print versions and machine."""
-    parser().parse_args(words)
+    parser().parse_args(arguments)
     from nearfar.training.environment import environment
 
     print(json.dumps(environment(), indent=2))

@@ -8,22 +8,22 @@ from nearfar.commands.grammar import Parser
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser("evaluate RUN [DATA] [options]", "Measure the model of a run.")
-    words.add_run()
-    words.add_argument("data", nargs="?", metavar="DATA", help="other data, without what was trained on (the run's)")
-    words.add_argument("--ks", type=int, nargs="+", metavar="K", help="for recall@k (the run's)")
-    words.flag("--ci", help="add 95 %% intervals, over classes")
-    words.flag("--flip", default=None, help="average an image and its mirror image")
-    words.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
-    words.add_device()
-    words.flag("--json", help="print everything, as JSON")
-    return words
+    """The parser of the command."""
+    command = Parser("evaluate RUN [DATA] [options]", "Evaluate the model of a run.")
+    command.add_run()
+    command.add_argument("data", nargs="?", metavar="DATA", help="other data; training images are left out (the run's)")
+    command.add_argument("--ks", type=int, nargs="+", metavar="K", help="values of k for recall@k (the run's)")
+    command.flag("--ci", help="add 95 %% intervals over classes")
+    command.flag("--flip", default=None, help="average the embeddings of an image and its mirror image")
+    command.add_argument("--size", type=int, metavar="N", help="side of the images (the run's)")
+    command.add_device()
+    command.flag("--json", help="print all metrics as JSON")
+    return command
 
 
-def run(words: Sequence[str]) -> int:
-    """Measure a run."""
-    options = parser().parse_args(words)
+def run(arguments: Sequence[str]) -> int:
+    """Evaluate a run."""
+    options = parser().parse_args(arguments)
     from nearfar.evaluation.class_means import interval_note
     from nearfar.training.evaluate import evaluate
     from nearfar.training.progress import print_table
@@ -36,7 +36,7 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps(metrics, indent=2))
         return 0
     numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
-    # Of the cosines behind codes, --json has all.
+    # For binary codes, the table shows only some metrics by cosine; --json has all.
     columns = {"": {n: value for n, value in numbers.items() if n in COSINES or not n.startswith("cosine ")}}
     if options.ci:
         for number, side in enumerate(("low", "high")):

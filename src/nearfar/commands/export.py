@@ -7,30 +7,32 @@ from nearfar.commands.grammar import Parser
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser(
+    """The parser of the command."""
+    command = Parser(
         "export RUN [options]",
-        "Write the model of a run to a folder from which others can use it, compared with PyTorch, with a "
-        "model card: ready for the Hugging Face hub.",
+        "Export the model of a run to a folder with a model card, ready for the Hugging Face hub. The export is "
+        "compared with PyTorch.",
     )
-    words.add_run()
-    words.add_argument("--format", choices=("onnx", "torchscript", "safetensors"), default="onnx", help="(onnx)")
-    words.add_argument(
-        "--quantise", choices=("int8",), help="of onnx: write it in eight bits too, and measure what that costs"
+    command.add_run()
+    command.add_argument(
+        "--format", choices=("onnx", "torchscript", "safetensors"), default="onnx", help="format of the model (onnx)"
     )
-    words.add_argument("--out", metavar="DIR", help="folder to be made (RUN/export-FORMAT)")
-    words.add_argument("--licence", metavar="NAME", help="of the model, for its card, such as apache-2.0")
-    words.add_argument("--data", metavar="DATA", help="compare and measure on these data (the run's test rows)")
-    words.add_argument(
-        "--rows", type=int, metavar="N", help="measure int8 on so many rows at most, of whole classes (all)"
+    command.add_argument(
+        "--quantise", choices=("int8",), help="for onnx: also write an int8 model, and measure its accuracy and speed"
     )
-    words.flag("--replace", help="put it in the place of an export that is there")
-    return words
+    command.add_argument("--out", metavar="DIR", help="folder to create (RUN/export-FORMAT)")
+    command.add_argument("--licence", metavar="NAME", help="licence of the model, for its card, such as apache-2.0")
+    command.add_argument("--data", metavar="DATA", help="compare and evaluate on these data (the run's test rows)")
+    command.add_argument(
+        "--rows", type=int, metavar="N", help="largest number of rows, of whole classes, to evaluate int8 on (all)"
+    )
+    command.flag("--replace", help="replace an existing export")
+    return command
 
 
-def run(words: Sequence[str]) -> int:
-    """Write a run's model for others."""
-    options = parser().parse_args(words)
+def run(arguments: Sequence[str]) -> int:
+    """Export a run's model."""
+    options = parser().parse_args(arguments)
     from nearfar.export import export
     from nearfar.export.card import readable_size
     from nearfar.training.progress import print_table
@@ -62,7 +64,7 @@ def run(words: Sequence[str]) -> int:
         )
     for name, size in exported.files.items():
         print(f"  {name:<20} {readable_size(size):>10}")
-    print(f"{exported.folder} holds it, with a card in README.md{_licence_hint(options.licence)}")
+    print(f"exported to {exported.folder}, with a model card in README.md{_licence_hint(options.licence)}")
     print(f"to the hub:  hf upload NAME {exported.folder}")
     return 0
 

@@ -1,9 +1,9 @@
-"""The grammar of all commands: argparse, with options made from the configuration's dataclasses.
+"""The parser of all commands: argparse, with options generated from the configuration's dataclasses.
 
-    nearfar COMMAND [WORDS] [--name value | --name=value | --flag]
+    nearfar COMMAND [ARGUMENTS] [--name value | --name=value | --flag]
 
-Hyphens and underscores in names are the same. A flag needs no value, and takes `true` or `false`. Options of the
-configuration may be written with their section (`--model.freeze`) or, where it is clear, without it (`--freeze`).
+Hyphens and underscores in names are equivalent. A flag needs no value, but accepts `true` or `false`. Options of the
+configuration may be written with their section (`--model.freeze`) or, if unambiguous, without it (`--freeze`).
 """
 
 import argparse
@@ -20,7 +20,7 @@ from nearfar.foundation.suggestions import suggestion
 from nearfar.training.config import LossConfig, TrainConfig
 from nearfar.training.options import HELP, ConfigError, Option, all_options, read_yaml, with_options
 
-# What people use first; `--help` begins with these.
+# The most used options, which `--help` lists first.
 FIRST = (
     "loss", "budget", "model.freeze", "model.backbone", "model.dimension", "epochs", "sampler.batch_size",
     "optimiser.lr", "seed", "out",
@@ -33,10 +33,10 @@ OTHER_NAMES = {
 }
 LOSS_OPTIONS: Mapping[str, tuple[Any, str]] = {
     "loss.ARGUMENT": (str, "an argument of the loss, such as --loss.gamma 80; nearfar losses NAME lists them"),
-    "loss.NAME.ARGUMENT": (str, "the same where there are several losses"),
-    "loss.class_level": (bool, "of losses that have both forms: compare with class vectors, not with samples"),
-    "loss.memory": (int, "compare with N samples of past batches as well"),
-    "loss.dims": (tuple[int, ...], "dimensions that are trained to work on their own (Matryoshka)"),
+    "loss.NAME.ARGUMENT": (str, "the same with several losses"),
+    "loss.class_level": (bool, "for losses with both forms: compare with class vectors, not with samples"),
+    "loss.memory": (int, "also compare with N samples of past batches"),
+    "loss.dims": (tuple[int, ...], "leading dimensions that are trained to work by themselves (Matryoshka)"),
     "loss.weight": (float, "factor in the sum of losses"),
 }
 TRUTH = ("true", "false")
@@ -44,7 +44,7 @@ WIDTH = 112
 
 
 class Flag(argparse.Action):
-    """An option without a value, which takes `true` or `false` all the same, or words of its own."""
+    """An option that needs no value, but accepts `true`, `false` or further words."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, words: Sequence[str] = (), **options: Any):
         super().__init__(option_strings, dest, nargs=1, metavar=None, **options)
@@ -54,8 +54,8 @@ class Flag(argparse.Action):
         setattr(namespace, self.dest, values[0] == "true" if values[0] in TRUTH else values[0])
 
 
-class Form(argparse.RawDescriptionHelpFormatter):
-    """Wide, and without placeholders for the values of flags."""
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Formats wide help, without placeholders for the values of flags."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=34, width=WIDTH)
@@ -65,20 +65,26 @@ class Form(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The words of one command."""
+    """The argument parser of one command."""
 
     def __init__(self, usage: str, description: str, examples: Mapping[str, str] | None = None):
-        """Its usage without "nearfar", such as "search RUN IMAGE ..."; examples with what each does."""
+        """Create the parser.
+
+        Args:
+            usage: usage without "nearfar", such as "search RUN IMAGE ...".
+            description: what the command does.
+            examples: arguments, with what each example does.
+        """
         shown = [f"  nearfar {words:<54}  {text}" for words, text in (examples or {}).items()]
         super().__init__(
             prog=f"nearfar {usage.split()[0]}",
             usage=f"nearfar {usage}",
             description="\n".join([textwrap.fill(description, WIDTH), *([""] if shown else []), *shown]),
-            formatter_class=Form,
+            formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
         self.settings: set[str] = set()
-        self.given: set[str] = set()  # of the options, by their destinations, once words are parsed
+        self.given: set[str] = set()  # destinations of the options on the command line, after parsing
         self._refused: dict[str, str] = {}
 
     def flag(self, name: str, *, group: Any = None, default: bool | None = False, **options: Any) -> None:
@@ -86,15 +92,15 @@ class Parser(argparse.ArgumentParser):
         (group or self).add_argument(name, action=Flag, default=default, **options)
 
     def add_run(self, name: str = "run", **options: Any) -> None:
-        """Take the folder of a run."""
-        self.add_argument(name, metavar="RUN", type=_run, **{"help": "folder that nearfar train left", **options})
+        """Add an argument for the folder of a run."""
+        self.add_argument(name, metavar="RUN", type=_run, **{"help": "run folder, written by nearfar train", **options})
 
-    def add_device(self, what: str = "where the network computes") -> None:
-        """Take the device to compute on."""
+    def add_device(self, what: str = "device of the network") -> None:
+        """Add an option for the device."""
         self.add_argument("--device", default="cpu", type=_device, help=f"{what} (cpu)")
 
     def refuse(self, *names: str, because: str) -> None:
-        """Say why options are not taken that other commands have."""
+        """Reject options of other commands with a reason."""
         self._refused |= dict.fromkeys(names, because)
 
     def error(self, message: str) -> NoReturn:
@@ -104,19 +110,19 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
     def parse_args(self, words: Any = None, namespace: Any = None) -> Any:
-        """The values of all options; those of the configuration are in `settings_of`."""
+        """Parse the arguments; `settings_of` returns the options of the configuration."""
         return super().parse_args(self._normalised(list(words)), namespace)
 
     # Options of the configuration
 
     def add_settings(self, without: Collection[str] = (), first: Sequence[str] = FIRST) -> None:
-        """Take every option of the configuration but those `without`, which are given by their dotted names."""
+        """Add all options of the configuration except those `without`, by their dotted names."""
         settings = {option.name: option for option in all_options() if option.name not in without}
         chosen = [settings[name] for name in first if name in settings]
         group = self.add_argument_group(
-            "what people choose first",
-            "--freeze is short for --model.freeze: data, sampler and model may be left out. In YAML, options stand in "
-            "their section. Several values are separated by commas.",
+            "most used",
+            "--freeze is short for --model.freeze: the sections data, sampler and model may be left out. In YAML, "
+            "options are nested in their sections. Separate several values by commas.",
         )
         for option in chosen:
             self._add_setting(group, option)
@@ -135,8 +141,8 @@ class Parser(argparse.ArgumentParser):
 
     def _add_setting(self, group: Any, option: Option) -> None:
         names = [option.name] if option.short is None or self._knows(option.short) else [option.short, option.name]
-        says_nothing = option.default in (None, (), {}) or isinstance(option.default, bool)
-        text = option.help if says_nothing else f"{option.help} ({_in_words(option.default)})"
+        no_default = option.default in (None, (), {}) or isinstance(option.default, bool)
+        text = option.help if no_default else f"{option.help} ({_formatted(option.default)})"
         text = text.replace("%", "%%")
         add_named(group, names[0], option.kind, text, option.name)
         for name in (*names[1:], *OTHER_NAMES.get(option.name, ())):
@@ -148,14 +154,14 @@ class Parser(argparse.ArgumentParser):
         return f"--{_folded(name)}" in self._option_string_actions
 
     def settings_of(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Those options of the configuration that are given, by their dotted names."""
+        """The options of the configuration on the command line, by their dotted names."""
         return {name: value for name, value in vars(options).items() if name in self.settings or name[:5] == "loss."}
 
-    # Words
+    # Arguments
 
     def _normalised(self, words: list[str]) -> list[str]:
-        """Options by the names that argparse knows, their values behind "=": so a value may begin with a dash, and a
-        flag does not swallow the word after it.
+        """Rewrite options to argparse's names with their values after "=", so that a value may begin with a dash, and a
+        flag does not consume the next argument.
         """
         result: list[str] = []
         while words:
@@ -172,7 +178,7 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, Flag):
                 value = value if equals else words.pop(0) if words and words[0] in action.words else "true"
                 if value not in action.words:
-                    self.error(f"{name} is {' or '.join(action.words)}, not {value!r}")
+                    self.error(f"{name} must be {' or '.join(action.words)}, not {value!r}")
                 result.append(f"{name}={value}")
             elif action.nargs == "+":
                 result += [name, *([value] if equals else [])]
@@ -188,7 +194,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{refused} {reason}")
         known = {_folded(each): action for each, action in self._option_string_actions.items()}
         if _folded(name) not in known and name.startswith("--loss.") and "loss" in self.settings:
-            kind = bool if _folded(name).endswith(".class-level") else str  # the losses know the rest
+            kind = bool if _folded(name).endswith(".class-level") else str  # options.py converts the others
             add_named(self, name[2:], kind, argparse.SUPPRESS, name[2:].replace("-", "_"))
             return self._actions[-1]
         if _folded(name) not in known:
@@ -197,7 +203,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_named(group: Any, name: str, kind: Any, text: str, dest: str) -> None:
-    """Add `--name`, which is left out of the result where it is not given."""
+    """Add `--name`; the parsed result contains it only if it is on the command line."""
     shown = name.replace("_", "-")
     if _value_kind(kind) is bool:
         words = [word for part in typing.get_args(kind) for word in typing.get_args(part)]
@@ -213,9 +219,9 @@ def configuration(
     recipe: str | None = None,
     base: TrainConfig | None = None,
 ) -> TrainConfig:
-    """From `base`, a file or a recipe, then DATA, then the options."""
+    """The configuration from `base`, a file or a recipe, overridden by DATA and the options."""
     if config is not None and recipe is not None:
-        raise ConfigError("give --config or --recipe, not both")
+        raise ConfigError("--config and --recipe exclude each other: leave one of them out")
     base = TrainConfig() if base is None else base
     if config is not None:
         base = read_yaml(config)
@@ -224,8 +230,8 @@ def configuration(
 
         base = named(recipe)
     if data is not None and "data.path" in settings:
-        raise ConfigError("DATA and --data.path are the same: give one of them")
-    # nearfar.data would say so too, but only after seconds of importing torch and Lightning.
+        raise ConfigError("DATA and --data.path are the same: set only one of them")
+    # Check paths before importing torch and Lightning, which takes seconds.
     for path in (data, settings.get("data.test")):
         if path is not None and path != TrainConfig().data.path and not Path(path).expanduser().exists():
             raise MissingFileError(f"there is no {path}: give the path of a data set, or 'glyphs', the embedded one")
@@ -237,29 +243,29 @@ def configuration(
 
 
 def _run(word: str) -> str:
-    """The folder of a run. What would read it says so too, but only after seconds of imports."""
+    """The folder of a run, checked before slow imports."""
     if not is_run(word):
         raise MissingFileError(not_a_run(word))
     return word
 
 
 def _device(word: str) -> str:
-    """A device of torch that is here."""
+    """A device of torch that this machine has."""
     if word == "cpu":
         return word
     import torch
 
     try:
         torch.empty(0, device=word)
-    except Exception as error:  # its backends raise errors of many kinds
+    except Exception as error:  # backends raise errors of many types
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        there_are = "cpu" if accelerator is None else f"cpu or {accelerator}"
-        raise argparse.ArgumentTypeError(f"there is no device {word!r} here: take {there_are}") from error
+        available = "cpu" if accelerator is None else f"cpu or {accelerator}"
+        raise argparse.ArgumentTypeError(f"this machine has no device {word!r}: use {available}") from error
     return word
 
 
 def whole_number(word: str) -> int:
-    """A whole number, which may be written as 100e6.
+    """Parse a whole number, which may be written as 100e6.
 
     >>> whole_number("100e6")
     100000000
@@ -274,7 +280,7 @@ def whole_number(word: str) -> int:
 
 
 def one_data_set(command: str, names: Sequence[str]) -> str | None:
-    """The data set that is named, if any."""
+    """The only data set named on the command line, or None."""
     if len(names) > 1:
         raise ConfigError(f"{command} takes one data set, not {len(names)}: {' '.join(names)}")
     return names[0] if names else None
@@ -285,7 +291,7 @@ def _folded(name: str) -> str:
 
 
 def _value_kind(kind: Any) -> Any:
-    """The type of a value that is given: the first of a union's that is not None."""
+    """The type of a value: the first type of a union that is not None."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return next(each for each in typing.get_args(kind) if each is not types.NoneType)
     return kind
@@ -305,7 +311,7 @@ def _metavar(kind: Any) -> str:
     return {int: "N", float: "NUMBER", str: "WORD"}.get(kind, "LOSS")
 
 
-def _in_words(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(_in_words, value))
+        return ",".join(map(_formatted, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

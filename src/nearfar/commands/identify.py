@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from nearfar.retrieval.identify import Identifier
 
 
-def run(words: Sequence[str]) -> int:
-    """Say which enrolled class pictures are of, or that they are of none."""
-    options = parser().parse_args(words)
+def run(arguments: Sequence[str]) -> int:
+    """Identify the enrolled classes of pictures, or that they belong to none."""
+    options = parser().parse_args(arguments)
     from nearfar.models.extraction import progress_bar
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.identified import asked_for, identify, scored, write_csv
@@ -29,53 +29,53 @@ def run(words: Sequence[str]) -> int:
     try:
         identifier = Identifier.of(index, folder, far=options.far, prior=options.prior)
         with progress_bar(sys.stderr.isatty(), len(pictures)) as advance:
-            found = identify(identifier, encoder, pictures, advance=advance)
+            identified = identify(identifier, encoder, pictures, advance=advance)
     finally:
         index.close()
-    score = scored(found, identifier.enrolled.names)
+    score = scored(identified, identifier.enrolled.names)
     if options.csv:
-        write_csv(found, options.csv)
+        write_csv(identified, options.csv)
     if options.json:
         calibration = None if identifier.calibration is None else identifier.calibration.to_dict()
-        answers = [one.to_dict() for one in found]
-        told = {"calibration": calibration, "not_calibrated": identifier.why_not or None, "answers": answers}
-        print(json.dumps({**told, "folders": None if score is None else vars(score)}, indent=2))
+        answers = [picture.to_dict() for picture in identified]
+        result = {"calibration": calibration, "not_calibrated": identifier.why_not or None, "answers": answers}
+        print(json.dumps({**result, "folders": None if score is None else vars(score)}, indent=2))
     else:
-        _print(identifier, found, score)
-    return 0 if any(one.answer for one in found) else 1
+        _print(identifier, identified, score)
+    return 0 if any(picture.answer for picture in identified) else 1
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser(
+    """The parser of the command."""
+    command = Parser(
         "identify RUN PICTURE ... [options]",
-        "Say which of the enrolled classes pictures are of, or that they are of none of them. Classes are "
-        "enrolled by indexing their images, a folder for each class: nearfar index RUN FOLDER.",
+        "Identify the enrolled class of each picture, or that it belongs to none. Enrol classes by indexing their "
+        "images, one folder per class: nearfar index RUN FOLDER.",
     )
-    words.add_run()
-    words.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, or folders of them")
-    words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
-    words.add_argument(
+    command.add_run()
+    command.add_argument("pictures", nargs="+", metavar="PICTURE", help="pictures, or folders of them")
+    command.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    command.add_argument(
         "--far",
         type=float,
         default=0.01,
         metavar="F",
-        help="the share of pictures of things that are not enrolled that may be taken for one (0.01)",
+        help="false accept rate: share of pictures of unknown classes that may be identified (0.01)",
     )
-    words.add_argument(
+    command.add_argument(
         "--prior",
         type=float,
         default=0.5,
         metavar="P",
-        help="how likely a picture is of an enrolled class, for the probabilities (0.5)",
+        help="prior probability that a picture belongs to an enrolled class (0.5)",
     )
-    words.add_argument("--csv", metavar="FILE", help="write a table of the answers, too")
-    words.flag("--json", help="print everything as JSON")
-    words.add_device()
-    return words
+    command.add_argument("--csv", metavar="FILE", help="also write a table of the answers")
+    command.flag("--json", help="print everything as JSON")
+    command.add_device()
+    return command
 
 
-def _print(identifier: "Identifier", found: "Sequence[Identified]", score: "Score | None") -> None:
+def _print(identifier: "Identifier", identified: "Sequence[Identified]", score: "Score | None") -> None:
     from nearfar.retrieval.identify import in_words
 
     enrolled, calibration = identifier.enrolled, identifier.calibration
@@ -83,31 +83,31 @@ def _print(identifier: "Identifier", found: "Sequence[Identified]", score: "Scor
     print(f"{identifier.index.where}: {len(enrolled.names):,} classes of {images:,} images")
     print(in_words(calibration) if calibration else f"not calibrated, because {identifier.why_not}")
     print()
-    print(_table(found, calibrated=calibration is not None))
-    for one in found:
-        if one.answer is None:
-            print(f"! {one.asked.shown} cannot be read: {one.problem}")
+    print(_table(identified, calibrated=calibration is not None))
+    for picture in identified:
+        if picture.answer is None:
+            print(f"! {picture.asked.shown} cannot be read: {picture.problem}")
     if score is not None:
         print(_in_words(score, calibrated=calibration is not None))
 
 
-def _table(found: "Sequence[Identified]", *, calibrated: bool) -> str:
+def _table(identified: "Sequence[Identified]", *, calibrated: bool) -> str:
     head = ("picture", "who", "probability", "nearest", "", "runner-up", "")
-    rows = [head] + [_cells(one) for one in found if one.answer is not None]
-    kept = [column for column in range(len(head)) if calibrated or column not in (1, 2)]
+    rows = [head] + [_cells(picture) for picture in identified if picture.answer is not None]
+    columns = [column for column in range(len(head)) if calibrated or column not in (1, 2)]
     width = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    right = (2, 4, 6)  # numbers stand below each other
+    right = (2, 4, 6)  # columns of numbers
     lines = [
-        "  ".join(row[c].rjust(width[c]) if c in right else row[c].ljust(width[c]) for c in kept).rstrip()
+        "  ".join(row[c].rjust(width[c]) if c in right else row[c].ljust(width[c]) for c in columns).rstrip()
         for row in rows
     ]
     return "\n".join(lines) if len(rows) > 1 else "no picture could be read"
 
 
-def _cells(one: "Identified") -> tuple[str, ...]:
+def _cells(picture: "Identified") -> tuple[str, ...]:
     from nearfar.report.markup import readable
 
-    answer = one.answer
+    answer = picture.answer
     assert answer is not None
     nearest = readable(answer.nearest)
     who = {"enrolled": nearest, "unsure": f"perhaps {nearest}"}.get(answer.verdict, "none of them")
@@ -115,7 +115,7 @@ def _cells(one: "Identified") -> tuple[str, ...]:
     second = ("", "")
     if answer.runner_up is not None:
         second = readable(answer.runner_up), f"{answer.runner_up_similarity:.3f}"
-    return readable(one.asked.shown), who, probability, nearest, f"{answer.similarity:.3f}", *second
+    return readable(picture.asked.shown), who, probability, nearest, f"{answer.similarity:.3f}", *second
 
 
 def _in_words(score: "Score", *, calibrated: bool) -> str:

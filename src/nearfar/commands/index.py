@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from nearfar.retrieval.index import Index
 
 
-def run(words: Sequence[str]) -> int:
-    """Make an index of images, or change it."""
-    options = parser().parse_args(words)
+def run(arguments: Sequence[str]) -> int:
+    """Create or change an index of images."""
+    options = parser().parse_args(arguments)
     from nearfar.retrieval.calibration import calibrated
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.gallery import are_files, gallery_for
@@ -26,19 +26,21 @@ def run(words: Sequence[str]) -> int:
     from nearfar.training.progress import Display
     from nearfar.training.runs import Run
 
-    found = Run(options.run)
-    encoder = Encoder.of_run(found, options.device)
+    training_run = Run(options.run)
+    encoder = Encoder.of_run(training_run, options.device)
     where = index_of(options.run, options.index)
     adds = not (options.remove or options.prune or options.compact)
     gallery = None
     if adds:
         allowed, display = options.max_broken, Display()
-        gallery = gallery_for(found.config.data, options.data, options.split, max_broken=allowed, display=display)
+        gallery = gallery_for(
+            training_run.config.data, options.data, options.split, max_broken=allowed, display=display
+        )
     new = adds and (options.rebuild or not index_exists(where))
     calibrates = new or options.far is not None or options.precision is not None
     goal = {name: getattr(options, name) for name in ("far", "precision", "share")}
-    threshold = calibrated(found, encoder, **goal) if calibrates else None
-    # The threshold of a new index is there with its images: interrupted in between, it would never come.
+    threshold = calibrated(training_run, encoder, **goal) if calibrates else None
+    # A new index is created with its threshold: an interruption could otherwise leave it without one.
     about = encoder.about(options.kind or "exact", threshold)
     index = make_index(where, about, replace=True) if new else open_index(where)
     try:
@@ -49,7 +51,7 @@ def run(words: Sequence[str]) -> int:
         if calibrates and not new:
             index.set_threshold(threshold)
         result |= _described(index)
-        result["notes"] = changes_in(found) if adds and not options.data else ()
+        result["notes"] = changes_in(training_run) if adds and not options.data else ()
     finally:
         index.close()
     if options.json:
@@ -60,31 +62,38 @@ def run(words: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser(
+    """The parser of the command."""
+    command = Parser(
         "index RUN [DATA ...] [options]",
-        "Index images for nearfar search. What is indexed already and has not changed is not embedded "
-        "again; a build that was interrupted goes on where it was.",
+        "Index images for nearfar search. Indexed images that have not changed are not embedded again; running the "
+        "command again resumes an interrupted build.",
     )
-    words.add_run()
-    words.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
-    words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
-    words.add_argument("--kind", choices=("exact", "hnsw", "ivfpq"), help="how to search (exact)")
-    words.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
-    words.add_argument("--remove", nargs="+", metavar="ID", help="take out images, or all below a folder; add none")
-    words.flag("--prune", help="take out images whose files are gone; add none")
-    words.flag("--compact", help="put what many changes left into one piece; add none")
-    words.flag("--rebuild", help="begin a new index in place of the old")
-    goal = words.add_mutually_exclusive_group()
-    goal.add_argument("--far", type=float, metavar="F", help="find the threshold of this false accept rate")
-    goal.add_argument("--precision", type=float, metavar="P", help="find the threshold of this precision")
-    words.add_argument("--share", type=float, metavar="S", help="of same pairs, that precision is for (the data's)")
-    words.add_argument(
-        "--max-broken", type=float, metavar="SHARE", help="of DATA that may be unreadable, and is left out (the run's)"
+    command.add_run()
+    command.add_argument("data", nargs="*", metavar="DATA", help="a data set, or image files; default: the run's data")
+    command.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    command.add_argument("--kind", choices=("exact", "hnsw", "ivfpq"), help="kind of index (exact)")
+    command.add_argument("--split", metavar="NAME", help="only these rows: train, val, test, query or gallery")
+    command.add_argument(
+        "--remove", nargs="+", metavar="ID", help="remove images, or all images below a folder; add none"
     )
-    words.add_device()
-    words.flag("--json", help="print what was done as JSON")
-    return words
+    command.flag("--prune", help="remove images whose files are gone; add none")
+    command.flag("--compact", help="merge the segments that changes left; add none")
+    command.flag("--rebuild", help="replace the index by a new one")
+    goal = command.add_mutually_exclusive_group()
+    goal.add_argument("--far", type=float, metavar="F", help="calibrate the threshold for this false accept rate")
+    goal.add_argument("--precision", type=float, metavar="P", help="calibrate the threshold for this precision")
+    command.add_argument(
+        "--share", type=float, metavar="S", help="share of same pairs that precision assumes (the data's)"
+    )
+    command.add_argument(
+        "--max-broken",
+        type=float,
+        metavar="SHARE",
+        help="largest share of unreadable images, which are left out (the run's)",
+    )
+    command.add_device()
+    command.flag("--json", help="print the result as JSON")
+    return command
 
 
 def _added(index: "Index", encoder: "Encoder", gallery: "Gallery") -> dict[str, Any]:

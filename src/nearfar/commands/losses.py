@@ -9,15 +9,15 @@ from nearfar.training.options import loss_info
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser("losses [NAME]", "List the losses, or show one of them.")
-    words.add_argument("name", nargs="?", metavar="NAME", help="of one loss: its formula, arguments and paper")
-    return words
+    """The parser of the command."""
+    command = Parser("losses [NAME]", "List the losses, or show one of them.")
+    command.add_argument("name", nargs="?", metavar="NAME", help="show this loss's formula, arguments and paper")
+    return command
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """List the losses, or show one."""
-    chosen = parser().parse_args(words).name
+    chosen = parser().parse_args(arguments).name
     if chosen is not None:
         _show(chosen)
         return 0
@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
     for info in (*infos, *penalties):
         print(f"{info.name:<{width}}  {info.level:<13}  {info.summary}")
     print(f"\n{len(infos)} losses; nearfar losses NAME shows one, nearfar train --loss NAME trains with it")
-    print(f"{len(penalties)} penalties of binary codes: --head hash --loss 'ProxyAnchorLoss + 0.1 * QuantizationLoss'")
+    print(f"{len(penalties)} penalties on binary codes: --head hash --loss 'ProxyAnchorLoss + 0.1 * QuantizationLoss'")
     return 0
 
 
@@ -43,13 +43,11 @@ def _show(name: str) -> None:
         if argument in ("num_classes", "embedding_size"):
             print(f"  {argument:<28} from the data and the model")
         else:
-            print(f"  {f'--loss.{argument}':<28} {'needed' if default is inspect.Parameter.empty else default}")
+            print(f"  {f'--loss.{argument}':<28} {'required' if default is inspect.Parameter.empty else default}")
     if info.level in ("towers", "penalty"):
         return
     norm = "any norm" if info.free_norm else "norm 1"
-    print(
-        f"\ndefined on features of {norm}. Trained, unless the options say otherwise, with rates (AdamW's) and warm-up:"
-    )
+    print(f"\ndefined on features of {norm}. Default rates (for AdamW) and warm-up:")
     print("\n".join(described(info.name)))
     if info.level == "pair or class":
         print("\n".join(["compared with class weights:", *described(info.name, class_level=True)]))

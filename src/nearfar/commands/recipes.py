@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser(
+    """The parser of the command."""
+    command = Parser(
         "recipes [NAME]",
-        "List the papers' protocols, or print one: its source, its deviations from that, the data and weights that it "
-        "needs, and its configuration, as a file for nearfar train --config.",
+        "List the protocols of papers, or print one: its source, deviations, required data and weights, and its "
+        "configuration, as a file for nearfar train --config.",
     )
-    words.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print")
-    return words
+    command.add_argument("name", nargs="?", metavar="NAME", help="the recipe to print")
+    return command
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """List the recipes, or print one."""
-    chosen = parser().parse_args(words).name
+    chosen = parser().parse_args(arguments).name
     from nearfar.training.options import to_yaml
     from nearfar.training.recipes import find_recipe, list_recipes
 
@@ -43,7 +43,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _described(info: "Recipe") -> Iterator[str]:
-    """The lines above a configuration."""
+    """The description above a configuration."""
     yield info.name + (f" (formerly {info.formerly})" if info.formerly else "")
     yield from _entry("aim", info.aim)
     yield from _entry("source", info.source)
@@ -53,7 +53,7 @@ def _described(info: "Recipe") -> Iterator[str]:
             yield from _wrapped(f"  - {text}", "    ")
     if info.config.model.weights != "random":
         yield from _entry(
-            "weights", "give the file with --weights FILE, or start from random weights: --weights random"
+            "weights", "pass the file with --weights FILE, or start from random weights: --weights random"
         )
     yield ""
 

@@ -9,25 +9,25 @@ from nearfar.commands.grammar import Parser
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser("search RUN IMAGE ... [options]", "Find the indexed images that are nearest to pictures.")
-    words.add_run()
-    words.add_argument("images", nargs="+", metavar="IMAGE", help="pictures to search for")
-    words.add_argument("--k", type=int, default=10, metavar="N", help="how many to find for each (10)")
-    words.add_argument(
-        "--threshold", metavar="T", help='leave out what is less similar: a number, or "calibrated" (all)'
+    """The parser of the command."""
+    command = Parser("search RUN IMAGE ... [options]", "Find the indexed images most similar to pictures.")
+    command.add_run()
+    command.add_argument("images", nargs="+", metavar="IMAGE", help="pictures to search for")
+    command.add_argument("--k", type=int, default=10, metavar="N", help="number of results for each picture (10)")
+    command.add_argument(
+        "--threshold", metavar="T", help='least similarity of results: a number, or "calibrated" (none)'
     )
-    words.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
-    words.add_argument("--out", metavar="FILE", help="the page with the pictures found (RUN/search.html)")
-    words.flag("--open", help="open that page in the browser")
-    words.flag("--json", help="print what was found as JSON, and write no page")
-    words.add_device()
-    return words
+    command.add_argument("--index", metavar="WHERE", help="a folder, or milvus:ADDRESS (RUN/index)")
+    command.add_argument("--out", metavar="FILE", help="page of results to write (RUN/search.html)")
+    command.flag("--open", help="open the page in the browser")
+    command.flag("--json", help="print the results as JSON, and write no page")
+    command.add_device()
+    return command
 
 
-def run(words: Sequence[str]) -> int:
-    """Find the images of an index that are nearest to pictures; 1 if some of these cannot be read."""
-    options = parser().parse_args(words)
+def run(arguments: Sequence[str]) -> int:
+    """Search an index; return 1 if some pictures cannot be read."""
+    options = parser().parse_args(arguments)
     from nearfar.retrieval.encoder import Encoder
     from nearfar.retrieval.gallery import readable_files
     from nearfar.retrieval.search import index_of, open_for, search

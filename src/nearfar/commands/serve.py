@@ -7,16 +7,14 @@ from nearfar.commands.grammar import Parser
 from nearfar.errors import InputError, MissingPackageError
 
 
-def run(words: Sequence[str]) -> int:
-    """Serve a page to search a run's gallery and to see what its model gets wrong."""
-    options = parser().parse_args(words)
+def run(arguments: Sequence[str]) -> int:
+    """Serve the page and its API."""
+    options = parser().parse_args(arguments)
     try:
         import fastapi
         import uvicorn  # noqa: F401
     except ImportError as missing:
-        raise MissingPackageError(
-            "the server is made with FastAPI and uvicorn: pip install 'nearfar[serve]'"
-        ) from missing
+        raise MissingPackageError("the server needs FastAPI and uvicorn: pip install 'nearfar[serve]'") from missing
     del fastapi
     from nearfar.serve.limits import Limits
     from nearfar.serve.server import ServerOptions, serve
@@ -44,26 +42,28 @@ def run(words: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    """Its words."""
-    words = Parser(
+    """The parser of the command."""
+    command = Parser(
         "serve RUN [RUN] [options]",
-        "A page to search with pictures, to browse the gallery, to see the worst queries and the most "
-        "confused classes, and to compare two runs; and the API behind it. A run without an index gets one.",
+        "Serve a page, and its API, to search by picture, browse the gallery, see the worst queries and the most "
+        "confused classes, and compare two runs. A run without an index gets one.",
     )
-    words.add_run("runs", nargs="+", help="folder that nearfar train left; two are compared")
-    words.add_argument(
-        "--index", nargs="+", metavar="WHERE", help="of each run: a folder, or milvus:ADDRESS (RUN/index)"
+    command.add_run("runs", nargs="+", help="run folder, written by nearfar train; two are compared")
+    command.add_argument(
+        "--index", nargs="+", metavar="WHERE", help="index of each run: a folder, or milvus:ADDRESS (RUN/index)"
     )
-    words.add_argument("--port", type=int, default=8000, metavar="N", help="to listen on; 0 takes a free one (8000)")
-    words.add_argument(
-        "--host", default="127.0.0.1", help="to listen on; 0.0.0.0 lets other machines in (127.0.0.1: this one alone)"
+    command.add_argument("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (8000)")
+    command.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 accepts other machines (127.0.0.1: only this one)",
     )
-    words.add_argument("--name", action="append", metavar="NAME", help="a host name under which browsers may reach it")
-    words.flag("--read-only", help="let no one add images or take them away")
-    words.flag("--open", help="open the page in the browser")
-    words.add_argument("--max-upload", type=float, default=20, metavar="MB", help="of a picture (20)")
-    words.add_argument(
-        "--rate", type=float, default=100, metavar="N", help="requests a second from one address; 0: any number (100)"
+    command.add_argument("--name", action="append", metavar="NAME", help="a host name that browsers may use")
+    command.flag("--read-only", help="reject adding and removing images")
+    command.flag("--open", help="open the page in the browser")
+    command.add_argument("--max-upload", type=float, default=20, metavar="MB", help="largest size of a picture (20)")
+    command.add_argument(
+        "--rate", type=float, default=100, metavar="N", help="requests per second from one address; 0: no limit (100)"
     )
-    words.add_device("where the networks compute")
-    return words
+    command.add_device("device of the networks")
+    return command

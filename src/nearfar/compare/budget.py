@@ -1,9 +1,9 @@
 """A budget of time: what a comparison costs, and the largest one that fits.
 
-Until it fits, these are reduced, in this order: settings, down to the defaults; runs of the best, down to two; folds,
-down to one; and losses, from the end of their list, down to two. So breadth is kept longest. The plans are one ladder,
-each cheaper than the one before: more time never gives less of anything. All losses always have equally many runs and
-folds, and settings in proportion to the dimensions of their spaces.
+Until the comparison fits, these are reduced, in this order: settings, down to the defaults; runs of the best, down to
+two; folds, down to one; and losses, from the end of their list, down to two. So breadth is kept longest. The plans form
+a ladder, each cheaper than the one before: more time never gives less of anything. All losses have the same numbers of
+runs and folds, and settings in proportion to the dimensions of their spaces.
 """
 
 import math
@@ -17,21 +17,21 @@ from nearfar.foundation.durations import duration
 from nearfar.training.options import ConfigError
 from nearfar.training.progress import counted
 
-PLANNED = 0.9  # of the time that is left, since plans rest on estimates
+PLANNED = 0.9  # share of the remaining time to plan with, since costs are estimates
 FEWEST_SEEDS = 2  # a single run has no interval
 FEWEST_LOSSES = 2
 BASELINES = 2
 
 
 class BudgetError(ConfigError):
-    """No comparison fits into the budget; the message says how much time would do."""
+    """No comparison fits into the budget; the message says how much time is needed."""
 
 
 class Budget:
     """A time that runs out, from the moment the object is made.
 
     Args:
-        seconds: of the budget.
+        seconds: the time.
         clock: a monotonic clock.
     """
 
@@ -58,7 +58,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done: the losses and, for each, settings (see `spaces.share`), runs (`seeds`), and folds."""
+    """The extent of a comparison: its losses and, for each, settings (see `spaces.share`), runs (`seeds`) and folds."""
 
     losses: tuple[str, ...]
     trials: int
@@ -75,7 +75,7 @@ class Costs:
         run: a run of a best setting, with its files.
         look: a run measured on the test rows.
         pair: the test of a pair of contestants.
-        end: what is done once: features of the test images, the baselines, the winner's report, the page.
+        end: parts that run once: features of the test images, the baselines, the winner's report, the page.
     """
 
     fold: float
@@ -96,11 +96,11 @@ class Costs:
         return len(plan.losses) * plan.seeds * self.look + pairs * self.pair + self.end
 
 
-def ladder(wished: Plan, named: bool) -> Iterator[Plan]:
-    """Ever smaller plans, `wished` first; losses that the user `named` are not left out."""
-    plan = wished
+def ladder(requested: Plan, named: bool) -> Iterator[Plan]:
+    """Ever smaller plans, starting with the requested one; losses that the user `named` are not left out."""
+    plan = requested
     yield plan
-    for field, least in (("trials", 1), ("seeds", min(FEWEST_SEEDS, wished.seeds)), ("folds", 1)):
+    for field, least in (("trials", 1), ("seeds", min(FEWEST_SEEDS, requested.seeds)), ("folds", 1)):
         while getattr(plan, field) > least:
             plan = replace(plan, **{field: getattr(plan, field) - 1})
             yield plan
@@ -127,7 +127,7 @@ def choose(costs: Costs, wished: Plan, seconds: float, named: bool = False, spen
 
 
 def rounded_up(seconds: float) -> str:
-    """A time as a user would write it, rounded up to tens of seconds, or to minutes from two on.
+    """Format a time as a user would write it, rounded up to tens of seconds, or to minutes from two minutes.
 
     >>> rounded_up(41), rounded_up(119), rounded_up(121)
     ('50s', '120s', '3min')
@@ -136,7 +136,7 @@ def rounded_up(seconds: float) -> str:
 
 
 def announcement(plan: Plan, wished: Plan, costs: Costs, budget: Budget) -> list[str]:
-    """What is done within the budget, what is left out, and why."""
+    """Describe what is done within the budget, what is left out, and why."""
     counts = [
         (len(plan.losses), len(wished.losses), "loss", "losses"),
         (plan.trials, wished.trials, "setting", "settings"),
@@ -149,14 +149,14 @@ def announcement(plan: Plan, wished: Plan, costs: Costs, budget: Budget) -> list
         left_out = [name for name in wished.losses if name not in plan.losses]
         lines += [f"left out: {', '.join(left_out)}"] if left_out else []
         lines.append(
-            f"because a training on a fold takes {_exactly(costs.fold)}, a run {_exactly(costs.run)}, and "
-            f"{duration(budget.spent)} are gone; more settings are tried if time is left"
+            f"since a training on a fold takes {_exactly(costs.fold)}, a run {_exactly(costs.run)}, and "
+            f"{duration(budget.spent)} are spent; more settings are tried if time is left"
         )
     return lines
 
 
 def omissions(facts: Mapping[str, Any]) -> str:
-    """A sentence about what a budget left out, by a leaderboard's facts; "" if nothing."""
+    """A sentence about what a budget left out, by a leaderboard's facts; "" if nothing was left out."""
     left_out = facts.get("left_out", ())
     clauses = [
         f"{facts[name]} of {facts[f'{name}_wished']} {words}"

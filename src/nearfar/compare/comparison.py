@@ -1,10 +1,10 @@
 """`compare`: from a data set to a leaderboard.
 
 data ──► workbench.py       test rows held out; folds of the training classes; features, batches and the initial head
-     ──► costs.py           with a budget: what a training and a run take here; budget.py: how much of all this fits
-     ──► search.py          settings of every loss, judged on the folds
-     ──► retrain.py         the best setting of each, over several seeds
-     ──► query_metrics.py   the test rows, once
+     ──► costs.py           with a budget: the costs of a training and of a run; budget.py: the plan that fits
+     ──► search.py          settings of every loss, evaluated on the folds
+     ──► retrain.py         the best setting of each, with several seeds
+     ──► query_metrics.py   metrics on the test rows, once
      ──► leaderboard.py, files.py, page.py
 """
 
@@ -68,30 +68,30 @@ def compare(
     quiet: bool = False,
     **options: Any,
 ) -> Leaderboard:
-    """Which loss is best on these data: all are searched, trained and measured alike.
+    """Find the best loss for a data set: all are searched, trained and evaluated in the same way.
 
         board = compare("photos", losses=["CircleLoss", "ProxyAnchorLoss"], budget="10min")
         board.winner, board.run, board.rows[0].metrics["map@r"].value
 
     Args:
-        data: what `nearfar.data.open` opens, or a table; the embedded glyphs by default.
-        losses: names, "CircleLoss/class" for the class-level form of a loss that has both; a dozen by default.
+        data: a table, or anything that `nearfar.data.open` opens; by default the built-in glyphs.
+        losses: names; "CircleLoss/class" for the class-level form of a loss with both; a dozen by default.
         trials: settings of a loss with three hyper-parameters, rates included, the defaults first; others get them in
             proportion; 10 by default.
         seeds: runs of each loss's best setting; 5 by default.
-        folds: of the training classes; every setting is judged on each; 4 by default, fewer with few classes.
-        budget: a time for everything, such as "10min", or seconds. To fit, settings are reduced, then seeds, folds, and
-            losses that you do not name; for all losses alike.
+        folds: folds of the training classes; every setting is evaluated on each; 4 by default, fewer with few classes.
+        budget: total time, such as "10min", or seconds. To fit it, settings are reduced, then seeds, folds, and losses
+            that you do not name; the same for all losses.
         finetune: train the whole network, not a head on cached features.
         config: the configuration that the losses share, without losses and their rates.
-        resume: the folder of a comparison to resume, instead of all else. It ends as it would have ended uninterrupted.
+        resume: the folder of a comparison to resume; takes no other options. The result is as if uninterrupted.
         quiet: print nothing.
         options: the options of `nearfar train --help` except those of losses; `out` is the folder.
     """
     if resume is not None:
         others = (config, losses, trials, seeds, folds, budget, None if isinstance(data, Table) else data)
         if options or finetune or any(other is not None for other in others):
-            raise ConfigError("a comparison resumes as it began: --resume FOLDER takes no other options")
+            raise ConfigError("a comparison is resumed with its own settings: --resume FOLDER takes no other options")
         folder, comparison = Path(resume), read_comparison(resume)
         limit = _budget(comparison.effort.budget)
         if (folder / FILE).is_file():
@@ -104,7 +104,7 @@ def compare(
         shared = with_data(with_options(config or TrainConfig(), options), data)
         comparison = make_comparison(shared, losses, effort, finetune)
         folder = Path(comparison.shared.out or new_folder(comparison.shared))
-    with torch.random.fork_rng(devices=[]), _saying_how_to_resume(folder):
+    with torch.random.fork_rng(devices=[]), _resumable(folder):
         rows = open_rows(data, comparison.shared, comparison.effort.folds if folds or resume else 2, quiet)
         if not folds and resume is None:
             most = min(FOLDS, rows.classes // 2)
@@ -148,7 +148,7 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, view: ProgressView, bu
     files.write_trials(result, folder / "trials.csv")
     best = {name: result.best(name).setting for name in result.trials}
     runs = retrain(comparison, workbench, best, rows.seen, folder, view.retrained, journal, pace)
-    view.note("the search is over: now the test classes, once")
+    view.note("search done; evaluating the test classes, once")
     metrics = measure_on_test(workbench, runs, rows.seen, rows.test, lambda name: view.note(f"measured: {name}"))
     facts = _facts(asked, workbench, result, rows, runs, metrics)
     board = make_leaderboard(result, metrics, facts, "", folder)
@@ -167,7 +167,7 @@ def _compare(asked: Comparison, rows: Rows, folder: Path, view: ProgressView, bu
 def _plan(
     asked: Comparison, workbench: Workbench, rows: Rows, journal: Journal, view: ProgressView, budget: Budget
 ) -> Pace:
-    """Decide once how much of the comparison fits into the budget."""
+    """Choose the largest plan that fits into the budget, once."""
     effort = asked.effort
     wished = Plan(asked.contestants, effort.trials, effort.seeds, effort.folds)
     entry = journal.get("plan")
@@ -183,7 +183,7 @@ def _plan(
 
 
 def _delete(folder: Path) -> None:
-    """Delete a comparison for which the budget is too short; features stay cached."""
+    """Delete a comparison with too short a budget; features stay cached."""
     for name in (COMPARISON, "journal.jsonl"):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -231,7 +231,7 @@ def _best(runs: Sequence[Run]) -> Run:
 
 
 def _complete(run: Run, rows: Rows) -> None:
-    """Give the winner's run a report and metrics on the test rows, as a normal run has them."""
+    """Add a report and metrics on the test rows to the winner's run, as in a normal run."""
     config = run.config
     prepared = prepare(config, rows.seen)
     start(prepared.embedder, prepared.loss, prepared.parts.train, config)
@@ -250,7 +250,7 @@ def _complete(run: Run, rows: Rows) -> None:
 
 
 def _delete_other_models(board: Leaderboard) -> Leaderboard:
-    """Keep only the winner's model; the settings are kept to train the others again."""
+    """Delete all models but the winner's; the saved settings can train the others again."""
     kept = Path(board.run).name
     for model in (board.folder / RUNS).glob("*/model.safetensors"):
         if model.parent.name != kept:
@@ -259,8 +259,8 @@ def _delete_other_models(board: Leaderboard) -> Leaderboard:
 
 
 @contextlib.contextmanager
-def _saying_how_to_resume(folder: Path) -> Iterator[None]:
-    """A stop says how to resume the comparison, not one of its runs."""
+def _resumable(folder: Path) -> Iterator[None]:
+    """Make the message of a stop say how to resume the comparison, not one of its runs."""
     try:
         yield
     except StoppedError as stopped:

@@ -1,7 +1,7 @@
-"""What the parts of a comparison cost here: measured before the search, on training rows only.
+"""The costs of the parts of a comparison on this machine, measured before the search on training rows only.
 
-A training on a fold is started for it; if it ends in time, it is the first of the search. Then a short run is made and
-deleted, since a run with its curves, checkpoints and report takes several times as long as a training of the search.
+A training on a fold is timed; if it ends in time, it is the first of the search. Then a short run is made and deleted,
+since a run with its curves, checkpoints and report takes several times as long as a training of the search.
 All losses are assumed to cost the same; `pace.py` corrects that and all other estimates.
 """
 
@@ -38,9 +38,9 @@ from nearfar.training.splits import split
 from nearfar.training.timing import lacking_features, seconds_of
 from nearfar.training.train import train
 
-SHARE = 0.08  # of the budget, after which the measured training is cut short
+SHARE = 0.08  # share of the budget after which the timed training is cut short
 FEWEST_STEPS = 4
-SAMPLE, MANY = 16, 1000  # images that are timed; images below which their time does not matter
+SAMPLE, MANY = 16, 1000  # images to time; number of images below which their time does not matter
 
 
 class _EnoughError(Exception):
@@ -122,7 +122,7 @@ def _ending(
     look = load + more * embedding + max(more, more**2) * searching
     noise = np.random.default_rng(0).random((2, comparison.effort.seeds, len(rows.test)))
     pair = seconds_of(clock, lambda: all_pairs({"a": noise[0], "b": noise[1]}, rows.test.labels))
-    # The winner is prepared, measured and reported on again, and there is the comparison's own page.
+    # The winner is prepared, evaluated and reported on again; the comparison's own page comes on top.
     end = (BASELINES + 2) * look + 2 * around
     if config.model.freeze and (count := lacking_features(workbench.embedder, rows.test)):
         end += count * _per_image(workbench.embedder, rows.seen, clock)
@@ -137,7 +137,7 @@ def _steps_of(config: TrainConfig, seen: Table) -> int:
 
 
 def check_features(config: TrainConfig, rows: Rows, budget: Budget) -> None:
-    """Raise `BudgetError`, before any features are made, if they alone would take longer than the budget."""
+    """Raise `BudgetError`, before computing features, if they would take longer than the budget."""
     torch.manual_seed(config.seed)
     embedder = build_embedder(shared_config(config, [rows.seen]))
     count = sum(lacking_features(embedder, table) for table in (rows.seen, rows.test))
@@ -153,7 +153,7 @@ def check_features(config: TrainConfig, rows: Rows, budget: Budget) -> None:
 
 
 def _per_image(embedder: Embedder, seen: Table, clock: Callable[[], float]) -> float:
-    """Seconds that the trunk takes for an image, after it has warmed up."""
+    """The seconds that the trunk takes for an image, after warming up."""
     for count in (2, SAMPLE):
         images = cast(Any, seen.select(np.arange(min(count, len(seen)))).images)
         stream = embedder.stream(images, output="features")

@@ -1,14 +1,14 @@
-"""What a comparison leaves in its folder.
+"""The files of a comparison.
 
-compare.yaml         what was compared, and with what effort
+compare.yaml         the contestants, the effort and the shared configuration
 journal.jsonl        every training of the search, in order; a comparison resumes from it
-trials.csv           every setting that was tried
+trials.csv           every tried setting
 leaderboard.csv      one line for each contestant
 leaderboard.json     the same with all pairs of contestants; written last
 queries.npz          the metrics of every query, contestant and seed, with the queries' classes and images
 settings/LOSS.yaml   the best setting of each loss, for `nearfar train --config`
 runs/LOSS-SEED/      runs of the best settings; the winner's holds its model
-report.html          all this, for a browser
+report.html          the results, for a browser
 """
 
 import json
@@ -30,7 +30,7 @@ from nearfar.training.options import to_yaml
 
 
 def write_trials(result: SearchResult, path: Path) -> None:
-    """One line for each setting that was tried, with its values on the folds; empty cells after it was pruned."""
+    """Write a line for each tried setting, with its values on the folds; empty after it was pruned."""
     trials = [trial for group in result.trials.values() for trial in group]
     folds = max(len(trial.outcomes) for trial in trials)
     names = list(dict.fromkeys(name for trial in trials for name in trial.setting))
@@ -54,7 +54,7 @@ def _trial_line(trial: Trial, folds: int, names: list[str]) -> list[Any]:
 
 
 def write_leaderboard(board: Leaderboard, path: Path) -> None:
-    """One line for each contestant, the best first."""
+    """Write a line for each contestant, the best first."""
     header = ["rank", "name", "verdict"]
     for metric in METRICS:
         header += [metric, f"{metric} seeds ±", f"{metric} low", f"{metric} high"]
@@ -72,7 +72,7 @@ def write_leaderboard(board: Leaderboard, path: Path) -> None:
 
 
 def write_queries(seen: QueryMetrics, path: Path) -> None:
-    """NAME METRIC: (seeds, queries); labels and ids: (queries,)."""
+    """Write arrays "NAME METRIC" (seeds, queries), and labels and ids (queries,)."""
     arrays: dict[str, Any] = {"labels": seen.labels, "ids": seen.ids}
     arrays |= {
         f"{name} {metric}": values[metric].astype(np.float32)
@@ -84,7 +84,7 @@ def write_queries(seen: QueryMetrics, path: Path) -> None:
 
 
 def write_settings(configs: Mapping[str, TrainConfig], folder: Path) -> None:
-    """The best setting of each loss; `nearfar train --config` trains with it."""
+    """Write the best setting of each loss, for `nearfar train --config`."""
     for name, config in configs.items():
         config = replace(config, out=None, evaluation=replace(config.evaluation, report=True))
         write_file(folder / f"{slug(name)}.yaml", to_yaml(config))

@@ -1,7 +1,7 @@
-"""`Journal`: results, on the disk as soon as they exist.
+"""`Journal`: results, written to the disk at once.
 
-A comparison that resumes after a kill runs the same search from its beginning, and reads what the journal has instead
-of computing it. So it ends with the results of an uninterrupted one.
+A comparison that resumes after a kill runs the same search from its beginning, and reads the results in the journal
+instead of computing them. So it ends with the results of an uninterrupted one.
 """
 
 import json

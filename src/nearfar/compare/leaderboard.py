@@ -1,4 +1,4 @@
-"""The leaderboard: contestants in order, what is known of each, and which of them differ."""
+"""The leaderboard: contestants in order, their results, and significant differences."""
 
 import json
 import math
@@ -16,13 +16,13 @@ from nearfar.training.options import ConfigError
 
 FILE = "leaderboard.json"
 FORMAT = 2
-BY_QUERY = 1  # the format whose tests took queries for independent
+BY_QUERY = 1  # the format whose tests treated queries as independent
 RANKED_BY = METRICS[0]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant. What belongs to the search is None for baselines.
+    """A contestant. Results of the search are None for baselines.
 
     Attributes:
         validation: the mean of its best setting over the folds.
@@ -44,10 +44,10 @@ class Leaderboard:
     """The result of a comparison, the best contestant first.
 
     Attributes:
-        facts: what was compared: data, images, trials, folds, seeds.
+        facts: the facts of the comparison: data, images, trials, folds, seeds.
         run: the folder of the winner's run.
         folder: the folder of the comparison.
-        outdated: what is wrong with its statistics, if an earlier version made them.
+        outdated: the flaw of its statistics, if an earlier version made them.
     """
 
     rows: tuple[Row, ...]
@@ -70,11 +70,11 @@ class Leaderboard:
         raise KeyError(f"{first} and {second} were not compared")
 
     def equals(self, name: str) -> list[str]:
-        """The contestants of which it cannot be told whether they are better or worse."""
+        """The contestants without a significant difference to this one."""
         return [row.name for row in self.rows if row.name != name and not self.pair(name, row.name).significant]
 
     def verdict(self, name: str) -> str:
-        """How a contestant compares with the baselines, in words."""
+        """Describe how a contestant compares with the baselines."""
         baselines = [row.name for row in self.rows if row.baseline]
         if name in baselines:
             return "baseline"
@@ -86,8 +86,8 @@ class Leaderboard:
         return "better than the baselines" if len(baselines) > 1 else f"better than {baselines[0]}"
 
     def against(self, name: str) -> str:
-        """How a contestant compares with all others, in a sentence or two."""
-        rivals: dict[str, list[str]] = {}  # by verdict, or by what would lead to one
+        """Describe how a contestant compares with all others, in a sentence or two."""
+        rivals: dict[str, list[str]] = {}  # by verdict, or by the data needed for one
         for row in self.rows:
             if row.name != name:
                 pair = self.pair(name, row.name)
@@ -129,8 +129,8 @@ def read_leaderboard(folder: Path) -> Leaderboard:
         if content["format"] not in (BY_QUERY, FORMAT):
             raise ConfigError(f"{path} has format {content['format']}, this version of nearfar reads {FORMAT}")
         outdated = (
-            "An earlier version of nearfar made this comparison. Its intervals and tests take queries for independent: "
-            "what it calls better need not be so for other classes or other seeds. Compare again to know."
+            "An earlier version of nearfar made this comparison. Its intervals and tests treat queries as independent: "
+            "its verdicts may not hold for other classes or other seeds. Repeat the comparison."
         )
         rows = tuple(
             Row(**row | {"metrics": {name: _mean(mean) for name, mean in row["metrics"].items()}})

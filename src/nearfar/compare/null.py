@@ -1,9 +1,9 @@
-"""One loss against itself: how often a comparison calls equals different.
+"""One loss against itself: how often a comparison calls equal contestants different.
 
-Runs of one setting are dealt out, again and again, as if they belonged to different contestants. Which contestant is
-"better" is chance: 5 % of all pairs should be called different before Holm's correction, and 5 % of all comparisons
-should have such a pair after it. No contestant is better on any class, but classes matter: runs do not differ by the
-same amount in all of them.
+Runs of one setting are repeatedly assigned to different contestants at random. Differences are then due to chance: 5 %
+of all pairs should be called different before Holm's correction, and 5 % of all comparisons should have such a pair
+after it. No contestant is better on any class, but classes matter: runs differ by different amounts on different
+classes.
 """
 
 import json
@@ -41,7 +41,7 @@ FILE = "null.json"
 
 @dataclass(frozen=True)
 class FalseAlarms:
-    """For a metric: the pairs that were called different, and the draws with such a pair after Holm's correction."""
+    """The pairs that were called different by a metric, and the draws with such a pair after Holm's correction."""
 
     pairs: int
     called: int
@@ -63,12 +63,12 @@ class FalseAlarms:
 def count_false_alarms(
     values: Floats, labels: NDArray[Any], seeds: int = SEEDS, draws: int = DRAWS, seed: int = 0
 ) -> FalseAlarms:
-    """Deal out the runs of one contestant as if they belonged to several, and count what is called different.
+    """Assign the runs of one contestant to several at random, and count the pairs that are called different.
 
     Args:
         values: (runs, queries) without NaN.
         labels: the queries' classes.
-        seeds: runs of each contestant in a draw; there are up to 4 contestants, as far as the runs suffice.
+        seeds: runs of each contestant in a draw; up to 4 contestants, as the number of runs allows.
     """
     groups = min(GROUPS, len(values) // seeds)
     _, classes = np.unique(labels, return_inverse=True)
@@ -99,8 +99,8 @@ class NullCheck:
         draws = next(iter(self.alarms.values())).draws
         lines = [
             f"{self.loss} against itself on {Path(self.data).name}, {self.classes:,} unseen classes: {self.runs} runs",
-            f"of one setting, dealt out {draws} times as if to {self.runs // self.seeds} contestants with "
-            f"{self.seeds} each.",
+            f"of one setting, assigned at random to {self.runs // self.seeds} contestants with {self.seeds} each, "
+            f"{draws} times.",
             "",
             f"{'':10}{'pairs called different':>26}{'comparisons with one after Holm':>36}",
         ]
@@ -125,13 +125,13 @@ def null_check(
     quiet: bool = False,
     **options: Any,
 ) -> NullCheck:
-    """Compare a loss with itself, by the runs and the tests of `nearfar compare`.
+    """Compare a loss with itself, with the runs and the tests of `nearfar compare`.
 
     Args:
-        data: what `nearfar.data.open` opens, or a table; the embedded glyphs by default.
-        loss: trained in its default setting, with 4 times as many seeds as a contestant has.
+        data: a table, or anything that `nearfar.data.open` opens; by default the built-in glyphs.
+        loss: the loss, trained with its default setting and 4 times the seeds of a contestant.
         seeds: runs of each contestant.
-        draws: how often the runs are dealt out.
+        draws: number of random assignments.
         finetune, config, quiet, options: as in `compare`; finished runs in the folder `out` are kept.
     """
     shared = with_data(with_options(config or TrainConfig(), options), data)

@@ -1,7 +1,7 @@
-"""`Pace`: whether the rest still fits into the budget, asked before every part of a comparison.
+"""`Pace`: checks before every part of a comparison whether the rest still fits into the budget.
 
-Other work on the machine makes everything slower than measured. The next parts are expected to be as much slower as the
-last ones were. Every answer is written to the journal, so that a resumed comparison decides as it did before.
+Other work on the machine makes everything slower than measured. The next parts are expected to be slower by the same
+factor as the last ones. Every decision is written to the journal, so that a resumed comparison repeats it.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""`report.html` of a comparison: the leaderboard, who differs from whom, and what was tried."""
+"""`report.html` of a comparison: the leaderboard, the differences, and the search."""
 
 import math
 from pathlib import Path
@@ -36,25 +36,26 @@ def _leaderboard(page: Page, board: Leaderboard) -> None:
         f"{board.winner} has the highest MAP@R of the losses. {board.against(board.winner)} {claim(board)}"
     )
     section.paragraph(
-        f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that nothing was trained on or chosen "
-        f"by, {facts['queries']:,} queries. Every loss had the same {'network' if facts['finetuned'] else 'features'} "
-        f"({facts['backbone']}), head, dimension ({facts['dimension']}), batches and steps, {effort(facts)} on "
-        f"{counted(facts['folds'], 'fold')} of the {facts['train_classes']:,} training classes, and "
-        f"{counted(facts['seeds'], 'run')} of the best setting. " + omissions(facts)
+        f"{facts['test_images']:,} images of {facts['test_classes']:,} classes that were not used for training or "
+        f"choices, {facts['queries']:,} queries. Every loss had the same "
+        f"{'network' if facts['finetuned'] else 'features'} ({facts['backbone']}), head, dimension "
+        f"({facts['dimension']}), batches and steps, {effort(facts)} on {counted(facts['folds'], 'fold')} of the "
+        f"{facts['train_classes']:,} training classes, and {counted(facts['seeds'], 'run')} of the best setting. "
+        + omissions(facts)
     )
     if facts.get("cosines"):
         section.paragraph(of_codes(facts["cosines"]))
     section.figure(
         style.svg(forest(board)),
-        "MAP@R on the test classes, with 95 % intervals over classes and seeds of each contestant by itself. Where "
-        "bars overlap, contestants may differ all the same, since they have the same classes: see below. Dashed: the "
-        "better baseline.",
+        "MAP@R on the test classes, with separate 95 % intervals over classes and seeds for each contestant. "
+        "Contestants with overlapping bars may still differ significantly, since they share the classes: see below. "
+        "Dashed: the better baseline.",
         wide=True,
     )
     section.table(
         ["", *(HEADINGS[name] for name in METRICS), "validation", "ms a step", "peak MB", "against the baselines"],
         [_line(board, rank) for rank in range(len(board.rows))],
-        caption="In per cent; ±: 95 % interval over seeds only: what other runs would give on these classes.",
+        caption="In per cent; ±: 95 % interval over seeds only, for other runs on the same classes.",
         bold=[rank for rank, row in enumerate(board.rows) if row.name == board.winner],
     )
 
@@ -72,7 +73,7 @@ def _line(board: Leaderboard, rank: int) -> list[Cell]:
 
 
 def forest(board: Leaderboard) -> Figure:
-    """Means with their intervals over classes and seeds, the best on top."""
+    """Draw the means with their intervals over classes and seeds, the best on top."""
     rows = board.rows
     values = np.array([row.metrics[RANKED_BY].value for row in rows])
     errors = np.array([[m.value - m.low, m.high - m.value] for m in (row.metrics[RANKED_BY] for row in rows)]).T
@@ -93,9 +94,9 @@ def forest(board: Leaderboard) -> Figure:
 def _differences(page: Page, board: Leaderboard) -> None:
     section = page.section("Differences")
     section.paragraph(
-        "MAP@R of the row less that of the column, in points. In parentheses where it cannot be told which is better "
-        "for other classes and other seeds (Student's errors of both, paired by query and seed; Holm's correction, 5 % "
-        f"for all {len(board.pairs):,} pairs together)."
+        "MAP@R of the row minus that of the column, in points. Differences in parentheses are not significant for "
+        "other classes and other seeds (Student's errors of both, paired by query and seed; Holm's correction, 5 % for "
+        f"all {len(board.pairs):,} pairs together)."
     )
     names = [row.name for row in board.rows]
     section.table(
@@ -120,9 +121,9 @@ def _search(page: Page, board: Leaderboard, result: SearchResult) -> None:
     facts = board.facts
     section.paragraph(
         f"{counted(facts['trials'], 'setting')} of a loss with three hyper-parameters, and of others in proportion, "
-        "the defaults first; one that was worse than the median of its predecessors was given up early. A fold is "
-        "judged in halves: each half of its classes where training was best for the other half. The initial model has "
-        f"a MAP@R of {100 * facts['start']:.2f} % on the folds."
+        "the defaults first; a setting worse than the median of its predecessors was pruned. Each half of a fold's "
+        "classes is evaluated at the epoch that is best for the other half. The initial model has a MAP@R of "
+        f"{100 * facts['start']:.2f} % on the folds."
     )
     section.figure(
         style.svg(progress(result, facts["start"])),
@@ -154,7 +155,7 @@ def _plain(value: Any) -> str:
 
 
 def progress(result: SearchResult, start: float) -> Figure:
-    """The best value so far, against the start, of each loss: a line each, named at its end."""
+    """Draw the best value so far, relative to the start, as a line for each loss, named at its end."""
     with style.figure(2 * style.WIDTH, 1.4 * style.HEIGHT) as drawn:
         axes = drawn.subplots()
         for number, (name, trials) in enumerate(result.trials.items()):

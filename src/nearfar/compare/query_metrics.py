@@ -1,4 +1,4 @@
-"""The metrics of every test query, for all runs and baselines: measured once, after the last choice."""
+"""The metrics of every test query, for all runs and baselines, computed once after the last choice."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ class QueryMetrics:
     Attributes:
         values: (seeds, queries), by contestant and metric. Binary codes are compared by Hamming distance, as in search.
         labels: the queries' classes, by name.
-        ids: the queries' files, or rows where the images are not files.
+        ids: the queries' files, or rows if the images are not files.
         cosines: the MAP@R of binary contestants by cosines of the vectors before binarisation.
     """
 
@@ -78,9 +78,9 @@ def measure_on_test(
 
 
 def baselines(config: TrainConfig, seen: Table) -> dict[str, Embedder]:
-    """What every loss has to beat: the trunk's features, and their whitened principal components.
+    """The baselines of all losses: the trunk's features, and their whitened principal components.
 
-    The second is left out where the head is not linear, or images are fewer than dimensions.
+    The second is left out if the head is not linear or there are fewer images than dimensions.
     """
     torch.manual_seed(config.seed)
     plain = replace(config, model=replace(config.model, head="none", dimension=None, hidden=None, head_start="random"))

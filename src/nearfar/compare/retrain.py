@@ -1,4 +1,4 @@
-"""The best setting of every loss, trained on all training classes over several seeds, as normal runs.
+"""The best setting of every loss, trained on all training classes with several seeds, as normal runs.
 
 They see no test row: a share of the training classes (`data.validation`) chooses the best epoch.
 """
@@ -24,7 +24,7 @@ RUNS = "runs"
 
 
 def slug(name: str) -> str:
-    """A contestant's name for use in file names.
+    """Convert a contestant's name for use in file names.
 
     >>> slug("CircleLoss/class")
     'CircleLoss-class'
@@ -33,7 +33,7 @@ def slug(name: str) -> str:
 
 
 def run_config(config: TrainConfig) -> TrainConfig:
-    """The configuration of a run: one set of validation classes, and the trained model is kept, as it is compared."""
+    """The configuration of a run: one set of validation classes, and the trained model is always kept."""
     share = VALIDATION if config.data.validation is None else config.data.validation
     data = replace(config.data, validation=share, folds=1)
     return replace(config, data=data, evaluation=replace(config.evaluation, keep="trained", report=False))
@@ -54,8 +54,8 @@ def retrain(
     All losses have their first run before one has its second, so that the time can end between two rounds.
 
     Args:
-        settings: the best of each loss.
-        seen: the rows without the test rows.
+        settings: the best setting of each loss.
+        seen: all rows except the test rows.
         done: called after each run.
         pace: says when no time is left.
     """

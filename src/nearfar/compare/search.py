@@ -1,4 +1,4 @@
-"""The search: settings of every loss, each judged on folds of classes that it was not trained on.
+"""The search: settings of every loss, each evaluated on held-out folds of the training classes.
 
 A loss gets settings in proportion to the dimensions of its space, so that all spaces are searched equally well. Losses
 take turns, so that none is ahead when the time ends. Settings come from Optuna's TPE, the defaults first; one that is
@@ -30,7 +30,7 @@ PRUNED_FROM = 3  # complete trials of a loss, before any is pruned
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of a loss and its results on the folds; `pruned` if it was given up before the last fold."""
+    """One setting of a loss and its results on the folds; `pruned` if it ended before the last fold."""
 
     loss: str
     number: int
@@ -57,7 +57,7 @@ class SearchResult:
     rounds: int = 0
 
     def best(self, loss: str) -> Trial:
-        """The best trial of a loss among those judged on all folds; the first of equals."""
+        """The best trial of a loss among those evaluated on all folds; of equal ones, the first."""
         return max((trial for trial in self.trials[loss] if not trial.pruned), key=lambda trial: trial.value)
 
     @property
@@ -67,7 +67,7 @@ class SearchResult:
 
 
 class Watcher(Protocol):
-    """Is notified of every trial."""
+    """Receives every trial."""
 
     def trial(self, trial: Trial, best: Trial) -> None: ...
 
@@ -104,7 +104,7 @@ def fold_key(name: str, number: int, fold: int) -> str:
 
 
 def defaults(workbench: Workbench, name: str) -> list[dict[str, Any]]:
-    """The settings that are tried first: the defaults of each form of the loss."""
+    """The settings to try first: the defaults of each form of the loss."""
     settings = []
     for loss in forms(name):
         space = space_of(loss, start_of(workbench.config.model))
@@ -118,7 +118,7 @@ def _level(loss: LossConfig) -> str:
 
 
 def _try(workbench: Workbench, journal: Journal, name: str, study: Any, number: int, pace: Pace | None) -> Trial:
-    """Draw the next setting of a loss and judge it."""
+    """Draw the next setting of a loss and evaluate it."""
     optuna = _optuna()
     seed = _seed(workbench.config.seed, name, number)
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
@@ -139,8 +139,8 @@ def _try(workbench: Workbench, journal: Journal, name: str, study: Any, number: 
             entry = journal.add(key, setting=setting, **asdict(outcome))
         elif entry["setting"] != setting:
             raise ConfigError(
-                f"the journal has another setting for trial {number} of {name} than the search draws now: another "
-                "version of optuna or nearfar began this comparison. Start a new one"
+                f"the journal has another setting for trial {number} of {name} than the search draws now: the "
+                "comparison was started by another version of optuna or nearfar. Start a new one"
             )
         outcomes.append(_outcome(entry))
         if pace is not None:
@@ -156,7 +156,7 @@ def _try(workbench: Workbench, journal: Journal, name: str, study: Any, number: 
 
 
 def _drawn(asked: Any, name: str, start: Start) -> dict[str, Any]:
-    """Draw the form first, then its dimensions."""
+    """Draw a setting: the form first, then its dimensions."""
     by_level = {_level(loss): loss for loss in forms(name)}
     setting = {"level": asked.suggest_categorical("level", list(by_level))} if len(by_level) > 1 else {}
     loss = by_level[setting["level"]] if setting else next(iter(by_level.values()))
@@ -174,7 +174,7 @@ def _outcome(entry: Mapping[str, Any]) -> Outcome:
 
 
 def _rounded(value: Any, within: Dimension) -> Any:
-    """To three digits, for legible configurations, and within the range."""
+    """Round to three digits, for legible configurations, within the range."""
     if not isinstance(within, Range):
         return value
     return min(max(float(f"{value:.3g}"), within.low), within.high)

@@ -1,4 +1,4 @@
-"""What is compared and with what effort, and the file that keeps it, from which a comparison resumes."""
+"""The contestants and the effort of a comparison, and the file from which it resumes."""
 
 import math
 import os
@@ -23,13 +23,13 @@ SEARCHED = ("lr", "classes", "proxies")  # rates of the optimiser that are searc
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried.
+    """The effort of a comparison.
 
     Args:
         trials: settings of a loss with three hyper-parameters, its default first; others get them in proportion.
         seeds: runs of each loss's best setting.
-        folds: of the training classes; a setting is trained on all but one and judged on that one, in turn.
-        budget: seconds for everything; what does not fit is left out, for all losses alike.
+        folds: folds of the training classes; a setting is trained on all but one and evaluated on that one, in turn.
+        budget: seconds for everything; the plan is reduced to fit, in the same way for all losses.
     """
 
     trials: int = TRIALS
@@ -67,23 +67,23 @@ def with_data(shared: TrainConfig, data: str | os.PathLike[str] | Table | None) 
 
 
 def make_comparison(shared: TrainConfig, losses: Sequence[str] | None, effort: Effort, finetune: bool) -> Comparison:
-    """Check what is to be compared; heads are trained on cached features unless `finetune`."""
+    """Check the settings of a comparison; heads are trained on cached features unless `finetune`."""
     names = tuple(losses or LOSSES)
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{doubled[0]} is named twice")
     for name in names:
         read_contestant(name)
     if shared.loss:
-        raise ConfigError("a comparison takes losses, not loss")
+        raise ConfigError("a comparison takes the option losses, not loss")
     for rate in SEARCHED:
         if getattr(shared.optimiser, rate) is not None:
             raise ConfigError(f"optimiser.{rate} is searched for every loss: leave it out")
     if shared.devices > 1:
         raise ConfigError("a comparison trains on one device: leave devices out")
     if shared.evaluation.watch_test:
-        raise ConfigError("a comparison looks at the test classes once, at the end: leave evaluation.watch_test out")
+        raise ConfigError("a comparison evaluates the test classes once, at the end: leave evaluation.watch_test out")
     if finetune and shared.model.freeze:
-        raise ConfigError("finetune trains the whole network, freeze only the head: give one of them")
+        raise ConfigError("finetune trains the whole network, freeze only the head: leave one of them out")
     shared = replace(shared, model=replace(shared.model, freeze=not finetune))
     return Comparison(names, effort, shared, named=bool(losses))
 
@@ -95,8 +95,8 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
     path = folder / FILE
     if path.exists():
         raise ConfigError(
-            f"{folder} already holds a comparison: nearfar compare --resume {folder} resumes it; choose another --out "
-            "for a new one"
+            f"{folder} already contains a comparison: nearfar compare --resume {folder} resumes it; choose another "
+            "--out for a new one"
         )
     effort = comparison.effort
     values = {
@@ -117,7 +117,7 @@ def read_comparison(folder: str | os.PathLike[str]) -> Comparison:
 
     path = Path(folder) / FILE
     if not path.is_file():
-        raise ConfigError(f"{os.fspath(folder)} holds no comparison: {FILE} is missing")
+        raise ConfigError(f"{os.fspath(folder)} is not a comparison: {FILE} is missing")
     try:
         values: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         effort = Effort(values["trials"], values["seeds"], values["folds"], values["budget"])

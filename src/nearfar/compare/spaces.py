@@ -14,8 +14,8 @@ from nearfar.training.loss_defaults import Start, defaults_of
 from nearfar.training.options import ConfigError, loss_info
 
 CLASS_FORM, PAIR_FORM = "/class", "/pair"  # suffixes of losses with both forms
-USUAL = 3  # dimensions; a loss with more of them gets more settings
-# The most promising first, and one of each kind before its relatives: a budget leaves out losses from the end.
+USUAL = 3  # dimensions; a loss with more gets more settings
+# The most promising first, and one of each kind before similar ones: a budget leaves out losses from the end.
 LOSSES = (
     "CircleLoss",
     "ProxyAnchorLoss",
@@ -34,7 +34,7 @@ LOSSES = (
 
 @dataclass(frozen=True)
 class Range:
-    """From low to high, uniformly or (`log`) uniformly in the logarithm; `start` is tried first."""
+    """A range to draw from uniformly or (`log`) uniformly in the logarithm; `start` is tried first."""
 
     low: float
     high: float
@@ -117,11 +117,11 @@ SPACES: Mapping[str, Mapping[str, Dimension]] = {
     "UnifiedLoss": {"m": Range(0, 0.6), "gamma": Range(16, 512, log=True)},
 }
 
-# Where the class-level form starts, if not where the pair-level form does: Sun et al. (2020), re-identification.
+# Starts of class-level forms that differ from the pair-level form: Sun et al. (2020), re-identification.
 CLASS_STARTS: Mapping[str, Mapping[str, float]] = {"CircleLoss": {"m": 0.25, "gamma": 128.0}}
 
-# Around the rates of training. A head that starts at the principal components of cached features is good from the
-# start, and overfits at high rates.
+# Around the default rates of training. A head that starts from the principal components of cached features is good
+# from the start, and overfits at high rates.
 RATES: Mapping[Start, Range] = {
     "frozen": Range(3e-6, 3e-3, log=True),
     "tuned": Range(1e-5, 1e-3, log=True),
@@ -156,7 +156,7 @@ def read_contestant(word: str) -> LossConfig:
 
 
 def forms(word: str) -> tuple[LossConfig, ...]:
-    """The forms that are searched for a contestant: both, if its name leaves that open.
+    """The forms to search for a contestant: both, unless its name chooses one.
 
     >>> [loss.class_level for loss in forms("CircleLoss")]
     [False, True]

@@ -1,9 +1,9 @@
-"""How far means can be trusted, and which differences are more than chance.
+"""Confidence intervals of means, and tests of differences.
 
-Two things are drawn by chance: which classes are tested, and which seeds the runs have. Intervals and tests are those
-of `nearfar.evaluation.class_means`, for both: what is claimed holds for other classes of the same kind and for other
-runs of the same settings. Contestants are compared run by run, on the same queries. Many pairs are tested at once, so
-that some would differ by chance: Holm's correction bounds the probability of any such mistake.
+Two things are random: the tested classes and the seeds of the runs. Intervals and tests are those of
+`nearfar.evaluation.class_means` and include both: claims hold for other classes of the same kind and for other runs of
+the same settings. Contestants are compared run by run, on the same queries. Since many pairs are tested at once, Holm's
+correction bounds the probability of any false claim.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from nearfar.evaluation.student import quantile
 Floats = NDArray[np.float64]
 Verdict = Literal["better", "worse", "cannot be told"]
 LEVEL = 1 - CONFIDENCE
-NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would tell"
+NOTHING_WOULD = f"not even {MOST_RUNS} seeds or {MOST_CLASSES} times the classes would suffice"
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Mean:
 class Pair:
     """The difference second − first of two contestants; `p_holm` is corrected for all pairs.
 
-    `seeds`, `classes`: how many of either, the other staying as it is, would tell which is better, if the difference
-    and its spread stay what they are; None where it is told already, or no sensible number would.
+    `seeds`, `classes`: the number of either, with the other unchanged, that would make the difference significant, if
+    the difference and its spread stay the same; None if it is significant already, or no sensible number would do.
     """
 
     first: str
@@ -56,38 +56,38 @@ class Pair:
 
     @property
     def significant(self) -> bool:
-        """Whether it can be told which is better, at 5 % for all pairs together."""
+        """Whether the difference is significant, at 5 % for all pairs together."""
         return self.p_holm < LEVEL
 
     def verdict(self, name: str) -> Verdict:
-        """How the contestant of that name stands to the other."""
+        """Whether the contestant of this name is better or worse than the other."""
         if not self.significant:
             return "cannot be told"
         return "better" if (self.difference > 0) == (name == self.second) else "worse"
 
     @property
     def needed(self) -> str:
-        """What would tell, in words; nothing where it can be told.
+        """Describe the data needed for a verdict; empty if the difference is significant.
 
         >>> Pair("a", "b", 0.01, -0.01, 0.03, 0.2, 0.4, seeds=7, classes=250).needed
-        '7 seeds or 250 classes would tell'
+        '7 seeds or 250 classes would suffice'
         """
         if self.significant:
             return ""
         if self.p == 1.0 and self.difference != 0:
-            return "one run says nothing of others"
+            return "a single run is not enough"
         parts = [f"{count:,} {what}" for count, what in ((self.seeds, "seeds"), (self.classes, "classes")) if count]
-        return f"{' or '.join(parts)} would tell" if parts else NOTHING_WOULD
+        return f"{' or '.join(parts)} would suffice" if parts else NOTHING_WOULD
 
 
 def summary(values: Floats, labels: NDArray[Any]) -> Mean:
-    """Of values (seeds, queries) without NaN, and the queries' classes."""
+    """Summarise values (seeds, queries) without NaN, given the queries' classes."""
     low, high = class_mean(values, labels).interval(limits=(0.0, 1.0))
     return Mean(float(values.mean()), half_width(values.mean(1)), low, high)
 
 
 def half_width(values: Sequence[float] | Floats, confidence: float = CONFIDENCE) -> float:
-    """Half the width of Student's interval of the mean: t · s / sqrt(n); NaN of a single value.
+    """Half the width of Student's interval of the mean: t · s / sqrt(n); NaN for a single value.
 
     >>> round(half_width([1.0, 2.0, 3.0]), 4)
     2.4841
@@ -100,12 +100,12 @@ def half_width(values: Sequence[float] | Floats, confidence: float = CONFIDENCE)
 
 
 def all_pairs(values: Mapping[str, Floats], labels: NDArray[Any], untrained: Collection[str] = ()) -> list[Pair]:
-    """Every pair of contestants, by values (seeds, queries) of the same queries without NaN.
+    """Compare every pair of contestants, by values (seeds, queries) of the same queries without NaN.
 
     Args:
         labels: the queries' classes.
-        untrained: contestants that no seed changes; they have one row. Of another with one row nobody knows what the
-            next run would be, and nothing can be told.
+        untrained: contestants that do not depend on a seed; they have one row. A trained contestant with one row has an
+            unknown variance, so its differences are never significant.
     """
     names = list(itertools.combinations(values, 2))
     means = {(a, b): class_mean(values[b] - values[a], labels) for a, b in names}
@@ -124,7 +124,7 @@ def all_pairs(values: Mapping[str, Floats], labels: NDArray[Any], untrained: Col
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrected p-values: the smallest times n, the next times n − 1, ..., none below one before it, none above 1.
+    """Holm's corrected p-values: the smallest times n, the next times n − 1, ..., never decreasing, at most 1.
 
     References: Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics, 1979.
 

@@ -1,4 +1,4 @@
-"""A comparison on the terminal: progress as a table, or as lines in a log; the leaderboard at the end."""
+"""Terminal output of a comparison: progress as a table, or as lines in a log; the leaderboard at the end."""
 
 import math
 import sys
@@ -21,7 +21,7 @@ from nearfar.training.progress import counted
 from nearfar.training.runs import Run
 
 HEADINGS = {"map@r": "MAP@R", "r_precision": "R-precision", "recall@1": "Recall@1"}
-WIDTH = 80  # of the result
+WIDTH = 80  # columns of the result
 SIGNS = {"better": "+", "cannot": "?", "worse": "-"}  # by a verdict's first word
 
 
@@ -61,7 +61,7 @@ class ProgressView:
         self._start = value
 
     def trial(self, trial: Trial, best: Trial) -> None:
-        """Show a setting that was tried."""
+        """Show a tried setting."""
         state = "given up" if trial.pruned else "diverged" if trial.outcomes[-1].diverged else f"{trial.value:.2%}"
         done = f"{trial.number + 1}" + ("" if self._trials is None else f" of {share(trial.loss, self._trials)}")
         self._lines[trial.loss][:3] = [done, state, f"{best.value:.2%} ({best.value - self._start:+.2%})"]
@@ -85,7 +85,7 @@ class ProgressView:
 
 
 def print_leaderboard(board: Leaderboard) -> None:
-    """Print it on standard output."""
+    """Print a leaderboard on standard output."""
     facts = board.facts
     table = RichTable(box=SIMPLE, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -112,7 +112,7 @@ def print_leaderboard(board: Leaderboard) -> None:
         print(textwrap.fill(of_codes(facts["cosines"]), WIDTH))
     Console(file=sys.stdout, highlight=False).print(table)
     print(
-        "±  95 % interval over seeds only: what other runs would give on these classes\n"
+        "±  95 % interval over seeds only, for other runs on the same classes\n"
         "+  better than the baselines    -  worse than one of them    ?  cannot be told\n"
         "≈  cannot be told from the first"
     )
@@ -123,16 +123,16 @@ def print_leaderboard(board: Leaderboard) -> None:
 
 
 def of_codes(cosines: Mapping[str, float]) -> str:
-    """How binary codes are compared, and the MAP@R of the vectors before binarisation."""
+    """Describe how binary codes are compared, and the MAP@R of the vectors before binarisation."""
     each = ", ".join(f"{name} {100 * value:.2f}" for name, value in cosines.items())
     return (
-        "The heads give binary codes, compared by Hamming distance, as in search. MAP@R by cosines, before "
+        "The heads produce binary codes, compared by Hamming distance, as in search. MAP@R by cosine, before "
         f"binarisation: {each}."
     )
 
 
 def effort(facts: Mapping[str, Any]) -> str:
-    """The number of settings that were tried."""
+    """Describe the number of tried settings."""
     counts = facts.get("settings", {}).values()
     if len(set(counts)) < 2:
         return f"{counted(facts['trials'], 'setting')} of each loss"
@@ -140,7 +140,7 @@ def effort(facts: Mapping[str, Any]) -> str:
 
 
 def claim(board: Leaderboard) -> str:
-    """The scope of the differences that are claimed."""
+    """Describe the scope of the verdicts."""
     facts = board.facts
     return (
         f"Verdicts rest on {counted(facts['test_classes'], 'class', 'classes')} and {counted(facts['seeds'], 'run')} "
@@ -149,5 +149,5 @@ def claim(board: Leaderboard) -> str:
 
 
 def shown(mean: Mean) -> str:
-    """In per cent, with the half-width of the interval over seeds if there are several."""
+    """Format in per cent, with the half-width of the interval over seeds if there are several."""
     return f"{100 * mean.value:.2f}" + ("" if math.isnan(mean.seeds) else f" ± {100 * mean.seeds:.2f}")

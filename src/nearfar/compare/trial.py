@@ -1,4 +1,4 @@
-"""One setting of a loss, trained on one fold and judged on its validation classes."""
+"""One setting of a loss, trained on one fold and evaluated on its validation classes."""
 
 import contextlib
 import functools
@@ -50,7 +50,8 @@ class Outcome:
 
 
 def cross_judged(evaluations: Sequence[Halves]) -> float:
-    """The mean of each half's metric where the other half is best: no half judges the stopping point that it chose.
+    """The mean of each half's metric at the epoch that is best for the other half, so that no half evaluates its own
+    choice.
 
     >>> cross_judged([(0.5, 0.1), (0.4, 0.3)])
     0.25
@@ -60,7 +61,7 @@ def cross_judged(evaluations: Sequence[Halves]) -> float:
 
 
 def configured(shared: TrainConfig, loss: LossConfig, setting: Setting) -> TrainConfig:
-    """The shared configuration with a loss, its form, its arguments and its rates."""
+    """Add a loss with its form, arguments and rates to the shared configuration."""
     arguments = {name.removeprefix("loss."): value for name, value in setting.items() if name.startswith("loss.")}
     rates = {name: setting[name] for name in ("lr", "classes", "proxies") if name in setting}
     level = loss.class_level if "level" not in setting else setting["level"] == "class"
@@ -114,7 +115,7 @@ def run_fold(
     after: After | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Train a setting on a fold, with the steps of `nearfar train`, and return its result; the model is not kept.
+    """Train a setting on a fold with the steps of `nearfar train`, and return its result; the model is not saved.
 
     Args:
         evaluate: called after every epoch or so and at the end; by default, `Workbench.halves`.
@@ -169,7 +170,7 @@ def run_fold(
 
 
 class _PeakMemory:
-    """The peak memory since its creation: of the device, or on Linux of this process."""
+    """The peak memory since its creation: of the device or, on Linux, of this process."""
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -1,6 +1,6 @@
-"""What all losses share: rows, folds, features, batches and the initial head.
+"""Everything that all losses share: rows, folds, features, batches and the initial head.
 
-The test rows are held out first; nothing that is made here contains one.
+The test rows are split off first and used nowhere in this module.
 """
 
 import copy
@@ -31,7 +31,7 @@ from nearfar.training.start import IMAGES, start
 FROZEN_BATCH = 128
 FROZEN_STEPS = 300  # approximately, of a training on cached features
 MOST_EPOCHS, FEWEST_EPOCHS = 200, 8
-EVALUATIONS = 10  # on the validation classes, in a training
+EVALUATIONS = 10  # evaluations on the validation classes in a training
 GLYPHS_BACKBONE, GLYPHS_SIZE = "efficientnet-lite0", 64  # pretrained; the glyphs' own network starts at random
 
 
@@ -62,31 +62,31 @@ def hold_out_test(table: Table, config: TrainConfig, folds: int) -> Rows:
     """Split off the test rows."""
     if config.data.test is not None or config.data.split == "all":
         raise ConfigError(
-            "a comparison tests on classes of the same data: leave --test and --split all out, and measure the winner "
+            "a comparison tests on classes of the same data: leave --test and --split all out, and evaluate the winner "
             "on other data with nearfar evaluate"
         )
     parts = split(table, replace(config.data, validation=0.0), config.seed)
     if not parts.open_set:
         raise ConfigError(
-            f"a comparison judges losses on classes that they were not trained on, but the split of {table.name} tests "
-            "the classes that it trains on: --split classes tests others, if there are enough"
+            f"a comparison evaluates losses on unseen classes, but the split of {table.name} tests the training "
+            "classes: --split classes tests others, if there are enough"
         )
     if parts.test is None:
-        raise ConfigError(f"{table.name} has no test rows, on which a comparison measures its runs")
+        raise ConfigError(f"{table.name} has no test rows, which a comparison needs")
     classes = parts.train.num_classes
     if classes < 2 * folds:
         raise ConfigError(
-            f"{table.name} has {classes} classes to train on, but {folds} folds need {2 * folds}, two in each to "
-            "validate on: choose fewer --folds, or more data"
+            f"{table.name} has {classes} training classes, but {folds} folds need {2 * folds}, two in each for "
+            "validation: choose fewer --folds, or more data"
         )
     seen = parts.train if parts.val is None else table.split("train", "val")
     return Rows(seen, parts.test, classes, tuple(note for note in parts.notes if not note.startswith("no validation")))
 
 
 def shared_config(config: TrainConfig, trains: Sequence[Table]) -> TrainConfig:
-    """The configuration with everything resolved but the loss.
+    """Resolve the configuration except for the loss.
 
-    It is resolved for the smallest training table, so that all folds and the final runs have the same batches.
+    It uses the smallest training table, so that all folds and the final runs have the same batches.
     """
     train = min(trains, key=lambda rows: (rows.num_classes, len(rows)))
     frozen, sampler = config.model.freeze, config.sampler
@@ -119,18 +119,18 @@ class Fold:
     train: Table
     val: Table
     start: dict[str, Tensor]
-    features: Features | None  # of the training rows
+    features: Features | None  # features of the training rows
     val_features: Tensor | None
     class_start: tuple[Tensor, Tensor] | None  # embeddings and labels; class vectors start at their means
-    start_value: float  # of the metric, before any step
+    start_value: float  # the metric before any step
 
 
 class Workbench:
-    """Everything that the trials of all losses share, made once.
+    """Everything that the trials of all losses share, created once.
 
     Args:
-        config: shared; see `shared_config`.
-        tables: for each fold, rows to train on and rows to validate on.
+        config: the shared configuration; see `shared_config`.
+        tables: the training and the validation rows of each fold.
     """
 
     def __init__(self, config: TrainConfig, tables: Sequence[tuple[Table, Table]]):
@@ -145,16 +145,16 @@ class Workbench:
 
     @property
     def start_value(self) -> float:
-        """The metric of the initial model, on the mean of the folds."""
+        """The metric of the initial model, averaged over the folds."""
         return sum(fold.start_value for fold in self.folds) / len(self.folds)
 
     @property
     def metric(self) -> str:
-        """The metric that judges settings."""
+        """The name of the metric that ranks settings."""
         return self.config.evaluation.metric
 
     def fold(self, train: Table, val: Table) -> Fold:
-        """A fold, with all that trials on it share."""
+        """Create a fold, with everything that its trials share."""
         initial = self._initial
         self.embedder.load_state_dict(initial)
         start(self.embedder, nn.Identity(), train, self.config)  # the head; class vectors belong to losses
@@ -248,6 +248,6 @@ class Workbench:
 
 
 def make_workbench(shared: TrainConfig, rows: Rows, folds: int) -> Workbench:
-    """The workbench on folds of the rows that may be seen."""
+    """Create the workbench on folds of the seen rows."""
     tables = [(fold.split("train"), fold.split("val")) for fold in rows.seen.folds(folds, seed=shared.seed)]
     return Workbench(replace(shared, out=None), tables)

@@ -60,7 +60,7 @@ class Job:
     vectors_per_class: int = 1
     optimiser: Optimiser = "adamw"
     parameters: float = 25.6e6  # ResNet-50
-    activations: float = 90e6  # of it, at 224 x 224, in float32
+    activations: float = 90e6  # ResNet-50 at 224 x 224 in float32
     operations: float = 8.2e9
 
     def __post_init__(self) -> None:

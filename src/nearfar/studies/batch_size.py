@@ -1,8 +1,8 @@
-"""The size of the batch: Proxy-Anchor's table, and a pair loss beside it.
+"""The batch size: Proxy-Anchor's table, beside a pair loss.
 
-A larger batch is compared twice, with as many steps and with as many images (so that it has fewer steps). The paper
-trains for as many epochs, which is the second. Batches of proxy losses are drawn at random, as in the paper; those of
-pair losses hold k images of each class.
+Batch sizes are compared with equal numbers of steps and with equal numbers of images (larger batches have fewer steps).
+The paper trains for equal numbers of epochs, which is the second. Batches of proxy losses are drawn at random, as in
+the paper; those of pair losses have k images of each class.
 
 Reference: S. Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, arXiv:2003.13911, Section 4.4.
 """
@@ -26,12 +26,12 @@ from nearfar.training.options import ConfigError
 
 METRIC = "recall@1"
 SAME_STEPS, SAME_IMAGES = "as many steps", "as many images"
-PER_CLASS = 5  # which divides the paper's sizes
+PER_CLASS = 5  # divides the paper's sizes
 
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
     losses: tuple[str, ...] = option(("ProxyAnchorLoss", "CircleLoss"), "losses to compare")
     sizes: tuple[int, ...] = option((30, 60, 90, 120, 150, 180), "images in a batch")
@@ -40,12 +40,12 @@ class Options(HeadOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.sizes or min(self.sizes) < 2:
-            raise ConfigError(f"sizes are of batches, at least 2 images, not {self.sizes}")
+            raise ConfigError(f"sizes must be batch sizes of at least 2 images, not {self.sizes}")
         k = self.config.sampler.k
         for name in self.losses:
             if compares_samples(read_contestant(name)) and (odd := [size for size in self.sizes if size % k]):
                 raise ConfigError(
-                    f"batches of {name} hold {k} images of each class (--k): {odd[0]} is no multiple of it"
+                    f"batches of {name} have {k} images of each class (--k): {odd[0]} is not a multiple of it"
                 )
 
     def small(self) -> Self:
@@ -54,7 +54,7 @@ class Options(HeadOptions):
 
 
 def steps_for(size: int, sizes: tuple[int, ...], steps: int, budget: str) -> int:
-    """Steps of a training: as many for all sizes; or as many as see the images that the middle size sees.
+    """The number of steps: the same for all sizes, or as many as process the images of the middle size.
 
     >>> [steps_for(size, (30, 90, 180), 200, SAME_IMAGES) for size in (30, 90, 180)]
     [600, 200, 100]
@@ -88,19 +88,19 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         for seed in options.all_seeds
     ]
     before = cells([{"before": "training"}], lambda _: heads.start, folder, progress)[0]
-    found = cells(settings, measure, folder, progress)
-    rows = over_seeds(found, ["budget", "loss", "size"])
+    trainings = cells(settings, measure, folder, progress)
+    rows = over_seeds(trainings, ["budget", "loss", "size"])
     drawing = Drawing(draw(rows, before[METRIC]), "Recall@1 on unseen classes by the size of the batch", wide=True)
-    return Findings({"batch-size": rows, "trainings": found}, {"batch-size": drawing}, sentences(rows, options))
+    return Findings({"batch-size": rows, "trainings": trainings}, {"batch-size": drawing}, sentences(rows, options))
 
 
 def draw(rows: list[Row], before: float) -> Figure:
-    """Recall@1 by size, a panel for each budget."""
+    """Draw Recall@1 by size, a panel for each budget."""
     with style.figure(8.0, 3.6) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
         for axes, budget in zip(panels, (SAME_STEPS, SAME_IMAGES), strict=True):
-            own = [row for row in rows if row["budget"] == budget]
-            draw_lines(axes, own, "size", "loss", METRIC, before=before)
+            panel_rows = [row for row in rows if row["budget"] == budget]
+            draw_lines(axes, panel_rows, "size", "loss", METRIC, before=before)
             axes.set(xlabel="images in a batch", title=budget)
         panels[1].set(ylabel="")
         name_lines(drawn, panels[0])
@@ -108,15 +108,15 @@ def draw(rows: list[Row], before: float) -> Figure:
 
 
 def sentences(rows: list[Row], options: Options) -> list[str]:
-    """The best size, and which are as good."""
+    """Describe the best size, and the sizes that are as good."""
     result = []
     for budget in (SAME_STEPS, SAME_IMAGES):
         for loss in options.losses:
-            own = [row for row in rows if row["budget"] == budget and row["loss"] == loss]
-            top, low = best(own, METRIC), min(own, key=lambda row: row[METRIC] or math.inf)
+            loss_rows = [row for row in rows if row["budget"] == budget and row["loss"] == loss]
+            top, low = best(loss_rows, METRIC), min(loss_rows, key=lambda row: row[METRIC] or math.inf)
             result.append(
                 f"With {budget}, {loss} is best with batches of {top['size']} (Recall@1 {per_cent(top, METRIC)} %) and "
                 f"worst with {low['size']} ({per_cent(low, METRIC)} %); within a point of the best: "
-                f"{listed([row['size'] for row in as_good(own, METRIC)])}."
+                f"{listed([row['size'] for row in as_good(loss_rows, METRIC)])}."
             )
     return result

@@ -1,10 +1,10 @@
-"""Where the softmax family draws the line.
+"""Decision boundaries of the softmax family.
 
-The target's logit by the angle to its class (SphereFace's ψ), and the boundaries between two classes that follow from
-it, read off the losses themselves; then embeddings of two and three dimensions of a few characters, trained live: where
-classes come to lie on the circle and on the sphere, and which parts of it keep the margin; and boundaries of other
-shapes than Circle's, on whole small networks. --parts chooses among angles, toys and shapes. (Liu et al., SphereFace,
-2017; Wang et al., CosFace, 2018; Deng et al., ArcFace, 2019; Sun et al., Circle Loss, 2020.)
+The target's logit by the angle to its class (SphereFace's ψ) and the boundaries between two classes, computed from the
+losses themselves; embeddings of a few characters in two and three dimensions: the positions of classes on the circle
+and the sphere, and the regions where the margin is kept; and boundaries of other shapes than Circle's, on whole small
+networks. --parts chooses among angles, toys and shapes. (Liu et al., SphereFace, 2017; Wang et al., CosFace, 2018; Deng
+et al., ArcFace, 2019; Sun et al., Circle Loss, 2020.)
 """
 
 import math
@@ -28,7 +28,7 @@ from nearfar.studies.toy import Toy, characters, class_loss, degrees, train
 from nearfar.training.config import LossConfig, option
 from nearfar.training.options import ConfigError
 
-SHOWN_ANGLES = np.deg2rad(np.arange(5, 181, 5.0))  # to the other class, where boundaries are taken
+SHOWN_ANGLES = np.deg2rad(np.arange(5, 181, 5.0))  # angles to the other class at which boundaries are computed
 
 
 PARTS = ("angles", "toys", "shapes")
@@ -36,18 +36,18 @@ PARTS = ("angles", "toys", "shapes")
 
 @dataclass(frozen=True)
 class Options(NetworkOptions):
-    """What is compared, and how the toy is trained."""
+    """The losses and the training of the toy."""
 
     parts: tuple[str, ...] = option(PARTS, "logits and boundaries by angle; toys to look at; shapes on whole networks")
     spherical: float = option(4.0, "SphereFace's m, which multiplies the angle")
     cosine: float = option(0.35, "CosFace's m, subtracted from the cosine")
     angular: float = option(0.5, "ArcFace's m, added to the angle, in radians")
     m: float = option(0.25, "Circle's m")
-    scale: float = option(24.0, "of CosFace, ArcFace and Circle")
+    scale: float = option(24.0, "scale of CosFace, ArcFace and Circle")
     toy_classes: int = option(5, "characters of the toy")
-    toy_steps: int = option(600, "of its training")
+    toy_steps: int = option(600, "training steps of the toy")
     gamma: float = option(64.0, "scale of all shapes")
-    tracked: int = option(200, "training images whose pairs are followed to the boundary")
+    tracked: int = option(200, "training images whose pairs are tracked to the boundary")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +59,7 @@ class Options(NetworkOptions):
             if part not in PARTS:
                 raise ConfigError(f"boundary has no part {part}: {suggestion(part, PARTS)}")
         if not self.parts or self.tracked < 2:
-            raise ConfigError(f"parts are of {', '.join(PARTS)}, at least one, and at least 2 images are followed")
+            raise ConfigError(f"parts needs at least one of {', '.join(PARTS)}, and tracked at least 2 images")
 
     def small(self) -> Self:
         return replace(self, toy_classes=3, toy_steps=30, classes=8, steps=6, seeds=1, tracked=20)
@@ -67,7 +67,7 @@ class Options(NetworkOptions):
 
 @dataclass(frozen=True)
 class Ended:
-    """A trained toy: unit embeddings and class vectors, and the angles between them in degrees."""
+    """A trained toy: unit embeddings, unit class vectors, and the angles between them in degrees."""
 
     member: Member
     embeddings: Floats
@@ -76,11 +76,11 @@ class Ended:
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Logits, boundaries, the trained toys, and shapes."""
+    """Run the chosen parts."""
     members = family(options.scale, options.spherical, options.cosine, options.angular, options.m)
     tables: dict[str, Sequence[Row]] = {}
     drawn: dict[str, Drawing] = {}
-    said: list[str] = []
+    sentences: list[str] = []
     if "angles" in options.parts:
         progress("logits and boundaries")
         tables |= {"logits": logits(members), "boundaries": boundaries(members)}
@@ -94,12 +94,13 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
                 "kept.",
             ),
         }
-        said.append(_about_angles(tables["boundaries"]))
+        sentences.append(_about_angles(tables["boundaries"]))
     for part, make in (("toys", _toys), ("shapes", _shapes)):
         if part in options.parts:
-            found = make(members, options, folder, progress)
-            tables, drawn, said = {**tables, **found.tables}, {**drawn, **found.figures}, [*said, *found.sentences]
-    return Findings(tables, drawn, said)
+            part_findings = make(members, options, folder, progress)
+            tables, drawn = {**tables, **part_findings.tables}, {**drawn, **part_findings.figures}
+            sentences = [*sentences, *part_findings.sentences]
+    return Findings(tables, drawn, sentences)
 
 
 def _toys(members: Sequence[Member], options: Options, folder: Path, progress: Progress) -> Findings:
@@ -137,7 +138,7 @@ def _shapes(members: Sequence[Member], options: Options, folder: Path, progress:
         folder,
         progress,
     )
-    found = shapes.rows(trainings)
+    shape_rows = shapes.rows(trainings)
     first = [each for each in trainings if each["seed"] == options.seed]
     drawn = {
         "shapes": Drawing(
@@ -150,28 +151,28 @@ def _shapes(members: Sequence[Member], options: Options, folder: Path, progress:
             "boundaries of six shapes (dashed), all through T.",
             wide=True,
         ),
-        "shapes-recall": Drawing(shapes.draw(found), "Unseen classes, by the shape of the boundary.", wide=True),
+        "shapes-recall": Drawing(shapes.draw(shape_rows), "Unseen classes, by the shape of the boundary.", wide=True),
     }
-    said = [setting_of(networks, options.steps), *shapes.sentences(found)]
-    return Findings({"shapes": found}, drawn, said)
+    sentences = [setting_of(networks, options.steps), *shapes.sentences(shape_rows)]
+    return Findings({"shapes": shape_rows}, drawn, sentences)
 
 
 def logits(members: Sequence[Member]) -> list[Row]:
-    """The logits of the target and of another class, over the scale, by the angle."""
+    """The logits of the target and of another class by the angle, divided by the scale."""
     return [
         {
             "loss": member.name,
             "degrees": round(math.degrees(angle), 4),
-            "target": float(member.target[place]),
-            "other": float(member.other[place]),
+            "target": float(member.target[position]),
+            "other": float(member.other[position]),
         }
         for member in members
-        for place, angle in enumerate(ANGLES.tolist())
+        for position, angle in enumerate(ANGLES.tolist())
     ]
 
 
 def boundaries(members: Sequence[Member]) -> list[Row]:
-    """The largest angle to the own class by the angle to another; empty where no angle is small enough."""
+    """The largest angle to the sample's class by the angle to another class; empty if no angle is small enough."""
     rows: list[Row] = []
     for member in members:
         for other in SHOWN_ANGLES.tolist():
@@ -182,11 +183,11 @@ def boundaries(members: Sequence[Member]) -> list[Row]:
 
 
 def end(member: Member, toy: Toy, dimension: int, options: Options) -> Ended:
-    """Train a toy with a member of the family."""
+    """Train a toy with a loss of the family."""
     loss = member.loss
-    if member.name == "Softmax":  # the plain one, with norms and biases
+    if member.name == "Softmax":  # with norms and biases
         loss = LossConfig("SoftmaxLoss")
-    elif member.name == "SphereFace":  # annealed as its authors do, to λ = 5 after two thirds of the steps
+    elif member.name == "SphereFace":  # annealed like its authors' code, to λ = 5 after two thirds of the steps
         loss = LossConfig("SphereFaceLoss", {"margin": loss.arguments["margin"], "decay": 300 / options.toy_steps})
     embeddings, trained = train(
         toy, lambda: class_loss(loss, toy.classes, dimension), dimension, options.toy_steps, options.seed
@@ -202,15 +203,15 @@ def end(member: Member, toy: Toy, dimension: int, options: Options) -> Ended:
 
 def _measured(each: Ended, toy: Toy, dimension: int) -> dict[str, Cell]:
     labels, held_out = toy.labels.numpy(), toy.held_out.numpy()
-    own = each.angles[np.arange(len(labels)), labels]
+    to_class = each.angles[np.arange(len(labels)), labels]
     between = np.rad2deg(np.arccos(np.clip(each.weight @ each.weight.T, -1, 1)))
     np.fill_diagonal(between, np.inf)
     right = each.angles.argmin(1) == labels
     return {
         "loss": each.member.name,
         "dimension": dimension,
-        "own trained": round(float(own[~held_out].mean()), 3),
-        "own held out": round(float(own[held_out].mean()), 3),
+        "own trained": round(float(to_class[~held_out].mean()), 3),
+        "own held out": round(float(to_class[held_out].mean()), 3),
         "nearest classes": round(float(between.min()), 3),
         "right held out": round(float(right[held_out].mean()), 4),
     }

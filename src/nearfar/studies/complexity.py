@@ -1,8 +1,8 @@
-"""What a training step costs, by the size of the batch and by the number of classes, beside what the papers claim.
+"""The cost of a training step by batch size and by number of classes, beside the claims of papers.
 
-Forward and backward of every loss, in seconds of the processor, so that other work on the machine matters little. The
-growth is a power, t ~ B^b C^c, fitted where sizes are large; the claims are of Kim et al., Proxy Anchor Loss, 2020,
-Table 1, taken for one batch: comparisons of a batch with all proxies, all pairs, or all triplets.
+Times are CPU seconds of forward and backward, so that other work on the machine matters little. The growth is modelled
+as a power, t ~ B^b C^c, fitted to the largest sizes. The claims are those of Kim et al., Proxy Anchor Loss, 2020,
+Table 1, for one batch: comparisons of a batch with all proxies, all pairs, or all triplets.
 """
 
 import math
@@ -20,21 +20,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from nearfar.report import style
-from nearfar.studies.boundary_figures import LOOKS
+from nearfar.studies.boundary_figures import STYLES
 from nearfar.studies.study import Drawing, Findings, Progress, Row, StudyOptions, cells
 from nearfar.training.build import build_loss
 from nearfar.training.config import LossConfig, option
 from nearfar.training.options import ConfigError
 
 PER_CLASS = 4
-FITTED = 3  # of the sizes, the largest ones
-SHORTEST = 0.02  # seconds of a measurement; what is quicker is repeated
-OFF = 0.3  # exponents that differ by more are called different
+FITTED = 3  # number of sizes to fit, the largest ones
+SHORTEST = 0.02  # seconds of a measurement; faster steps are repeated
+OFF = 0.3  # tolerance of exponents
 
 
 @dataclass(frozen=True)
 class Case:
-    """A loss, and the powers of B and C that the papers claim for one batch; None where none is claimed."""
+    """A loss, and the powers of B and C that papers claim for one batch; None without a claim."""
 
     name: str
     loss: LossConfig
@@ -59,27 +59,27 @@ CASES = (
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The sizes."""
+    """The sizes to measure."""
 
-    batches: tuple[int, ...] = option((256, 512, 1024, 2048), "sizes of the batch B")
+    batches: tuple[int, ...] = option((256, 512, 1024, 2048), "batch sizes B")
     classes: tuple[int, ...] = option((1024, 2048, 4096, 8192), "numbers of classes C")
     batch: int = option(256, "B while C varies")
     class_count: int = option(1024, "C while B varies")
-    dimension: int = option(128, "of the embeddings")
-    repeats: int = option(3, "of every measurement; the median counts")
+    dimension: int = option(128, "dimension of the embeddings")
+    repeats: int = option(3, "repetitions of every measurement; the median is used")
 
     def __post_init__(self) -> None:
         if min(len(self.batches), len(self.classes)) < 2 or self.repeats < 1:
             raise ConfigError("complexity needs at least two batches, two classes and one repeat")
         if min(*self.batches, self.batch) < 2 * PER_CLASS:
-            raise ConfigError(f"a batch has at least {2 * PER_CLASS} samples, {PER_CLASS} of each of two classes")
+            raise ConfigError(f"a batch needs at least {2 * PER_CLASS} samples, {PER_CLASS} of each of two classes")
 
     def small(self) -> Self:
         return replace(self, batches=(32, 64), classes=(64, 128), batch=32, class_count=64, dimension=16, repeats=1)
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Measure all losses at all sizes, and fit how they grow."""
+    """Measure all losses at all sizes, and fit their growth."""
     sizes = dict.fromkeys(
         [(b, options.class_count) for b in options.batches] + [(options.batch, c) for c in options.classes]
     )
@@ -92,11 +92,11 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     rows = cells(settings, measure, folder, progress)
     fitted = exponents(rows, options)
     drawn = {
-        "cost": Drawing(
-            _cost(rows, options), "Seconds of the processor for a step, by batch and by classes.", wide=True
-        ),
+        "cost": Drawing(_cost(rows, options), "CPU time of a step, by batch size and by classes.", wide=True),
         "exponents": Drawing(
-            _exponents(fitted), "How a step grows: fitted powers (filled), and the papers' claims (hollow).", wide=True
+            _exponents(fitted),
+            "Growth of the cost of a step: fitted powers (filled) and the claims of papers (hollow).",
+            wide=True,
         ),
     }
     return Findings({"cost": rows, "exponents": fitted}, drawn, _sentences(fitted))
@@ -109,7 +109,7 @@ def seconds(
     options: Options,
     clock: Callable[[], float] = time.process_time,
 ) -> float:
-    """The median time of the processor for forward and backward, on random unit vectors, four of a class."""
+    """The median CPU time of forward and backward, on random unit vectors, four of each class."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         built = build_loss((loss,), classes, options.dimension)
@@ -129,7 +129,7 @@ def seconds(
 
 
 def power(sizes: Sequence[float], times: Sequence[float]) -> float:
-    """b of t ~ size^b, by least squares over the largest sizes.
+    """Fit b of t ~ size^b by least squares over the largest sizes.
 
     >>> round(power([1, 2, 4, 8], [1.0, 3.0, 12.0, 48.0]), 6)
     2.0
@@ -140,12 +140,14 @@ def power(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 
 def exponents(rows: Sequence[Mapping[str, Any]], options: Options) -> list[Row]:
-    """The fitted power of B and of C of every loss, and what the papers claim."""
+    """The fitted powers of B and C for every loss, and the claims of papers."""
     result: list[Row] = []
     for case in CASES:
-        own = [row for row in rows if row["loss"] == case.name]
-        by_batch = [row for row in own if row["classes"] == options.class_count and row["batch"] in options.batches]
-        by_classes = [row for row in own if row["batch"] == options.batch and row["classes"] in options.classes]
+        loss_rows = [row for row in rows if row["loss"] == case.name]
+        by_batch = [
+            row for row in loss_rows if row["classes"] == options.class_count and row["batch"] in options.batches
+        ]
+        by_classes = [row for row in loss_rows if row["batch"] == options.batch and row["classes"] in options.classes]
         result.append(
             {
                 "loss": case.name,
@@ -162,10 +164,10 @@ def _sentences(fitted: Sequence[Mapping[str, Any]]) -> list[str]:
     sentences = []
     for side, letter in (("batch", "B"), ("classes", "C")):
         claimed = [row for row in fitted if row[f"{side} claimed"] is not None]
-        as_said = [row for row in claimed if abs(row[side] - row[f"{side} claimed"]) <= OFF]
+        as_claimed = [row for row in claimed if abs(row[side] - row[f"{side} claimed"]) <= OFF]
         better = [row for row in claimed if row[side] < row[f"{side} claimed"] - OFF]
         worse = [row for row in claimed if row[side] > row[f"{side} claimed"] + OFF]
-        parts = [f"As claimed, to within {OFF:g}: {_listed(as_said, side, letter)}."]
+        parts = [f"As claimed, to within {OFF:g}: {_listed(as_claimed, side, letter)}."]
         if better:
             parts.append(f"Slower growth than claimed: {_listed(better, side, letter, claim=True)}.")
         if worse:
@@ -175,11 +177,11 @@ def _sentences(fitted: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _listed(rows: Sequence[Mapping[str, Any]], side: str, letter: str, claim: bool = False) -> str:
-    def one(row: Mapping[str, Any]) -> str:
-        said = f", claimed {letter}^{row[f'{side} claimed']:g}" if claim else ""
-        return f"{row['loss']} ({letter}^{row[side]:.1f}{said})"
+    def entry(row: Mapping[str, Any]) -> str:
+        claimed = f", claimed {letter}^{row[f'{side} claimed']:g}" if claim else ""
+        return f"{row['loss']} ({letter}^{row[side]:.1f}{claimed})"
 
-    return ", ".join(map(one, rows)) or "none"
+    return ", ".join(map(entry, rows)) or "none"
 
 
 # Figures
@@ -189,12 +191,15 @@ def _cost(rows: Sequence[Mapping[str, Any]], options: Options) -> Figure:
     with style.figure(7.6, 4.2) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
         for number, case in enumerate(CASES):
-            colour, line, marker = LOOKS[number % len(LOOKS)]
-            fill = colour if number < len(LOOKS) else "#ffffff"
-            own = [row for row in rows if row["loss"] == case.name]
+            colour, line, marker = STYLES[number % len(STYLES)]
+            fill = colour if number < len(STYLES) else "#ffffff"
+            loss_rows = [row for row in rows if row["loss"] == case.name]
             lines = (
-                ("batch", [r for r in own if r["classes"] == options.class_count and r["batch"] in options.batches]),
-                ("classes", [r for r in own if r["batch"] == options.batch and r["classes"] in options.classes]),
+                (
+                    "batch",
+                    [r for r in loss_rows if r["classes"] == options.class_count and r["batch"] in options.batches],
+                ),
+                ("classes", [r for r in loss_rows if r["batch"] == options.batch and r["classes"] in options.classes]),
             )
             for axes, (side, chosen) in zip(panels, lines, strict=True):
                 chosen.sort(key=lambda row: row[side])
@@ -205,7 +210,7 @@ def _cost(rows: Sequence[Mapping[str, Any]], options: Options) -> Figure:
                 )  # fmt: skip
         _sizes(panels[0], options.batches, f"batch B ({options.class_count:,} classes)")
         _sizes(panels[1], options.classes, f"classes C (batch of {options.batch:,})")
-        panels[0].set_ylabel("milliseconds of the processor")
+        panels[0].set_ylabel("CPU milliseconds")
         lines, labels = panels[0].get_legend_handles_labels()
         drawn.legend(lines, labels, loc="outside lower center", ncols=4, fontsize=8.5)
     return drawn
@@ -224,10 +229,12 @@ def _exponents(fitted: Sequence[Mapping[str, Any]]) -> Figure:
     with style.figure(7.6, 0.27 * len(fitted) + 0.8) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
         for axes, side, letter in zip(panels, ("batch", "classes"), ("B", "C"), strict=True):
-            for place, row in enumerate(fitted):
+            for position, row in enumerate(fitted):
                 if row[f"{side} claimed"] is not None:
-                    axes.plot(row[f"{side} claimed"], place, "o", color=style.TWO, markerfacecolor="none", markersize=9)
-                axes.plot(row[side], place, "o", color=style.ONE, markersize=5)
+                    axes.plot(
+                        row[f"{side} claimed"], position, "o", color=style.TWO, markerfacecolor="none", markersize=9
+                    )
+                axes.plot(row[side], position, "o", color=style.ONE, markersize=5)
             axes.set(xlabel=f"power of {letter}", xlim=(-0.35, 3.35), ylim=(len(fitted) - 0.5, -0.5))
             axes.grid(axis="y", visible=False)
         panels[0].set_yticks(range(len(fitted)), [row["loss"] for row in fitted])

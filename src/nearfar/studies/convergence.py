@@ -1,10 +1,10 @@
-"""How losses converge: Recall@1 and similarities by steps and by seconds, and where pairs cross the boundary.
+"""Convergence of losses: Recall@1 and similarities by steps and seconds, and pairs crossing the boundary.
 
-Whole small networks are trained to their end, each loss by its defaults and by the best of a few settings, as many for
-each loss, tried on classes that are held out from training. On the way: Recall@1 on the test classes (Kim et al., Proxy
-Anchor Loss, 2020, Fig. 1), which decides nothing, and the mean similarity of positive and of negative pairs (Sun et
-al., Circle Loss, 2020, Fig. 4). Then, for AM-Softmax and Circle with class vectors, where the pairs of training images
-come to lie: when they first cross the boundary of their loss, and in the end (Circle Loss, Fig. 5).
+Whole small networks are trained to their end, each loss with its defaults and with the best of a few settings, equally
+many for each loss, evaluated on held-out training classes. During training, the study records Recall@1 on the test
+classes (Kim et al., Proxy Anchor Loss, 2020, Fig. 1), which decides nothing, and the mean similarity of positive and of
+negative pairs (Sun et al., Circle Loss, 2020, Fig. 4). For AM-Softmax and Circle with class vectors, it records the
+similarities of pairs when they first cross the boundary of their loss, and in the end (Circle Loss, Fig. 5).
 """
 
 import math
@@ -35,20 +35,20 @@ LOSSES = (
     f"CircleLoss{CLASS_FORM}",
 )
 METRIC = "recall@1"
-NEARLY = 0.9  # of the way from the start to the best end
+NEARLY = 0.9  # share of the way from the start to the best result
 MOST_LOSSES = len(LOSSES)
 DEFAULTS, BEST = "defaults", "best"
-FACTOR, PART = 3.0, 0.25  # how far from its default a setting is tried: times or over; of a range that is not a scale
+FACTOR, PART = 3.0, 0.25  # range of settings around a default: factor, or share of a range that is not a scale
 
 
 @dataclass(frozen=True)
 class Options(NetworkOptions):
-    """What is trained, and how often it is looked at."""
+    """The losses, and how often they are evaluated."""
 
-    losses: tuple[str, ...] = option(LOSSES, "to compare, up to six; CircleLoss/class is the form with class vectors")
-    trials: int = option(4, "settings of each loss that are tried, its defaults first; 1: defaults alone")
-    looks: int = option(8, "at the test classes, on the way")
-    tracked: int = option(200, "training images whose pairs are followed to the boundary; 0: none")
+    losses: tuple[str, ...] = option(LOSSES, "up to six losses; CircleLoss/class is the form with class vectors")
+    trials: int = option(4, "settings to try for each loss, its defaults first; 1: only the defaults")
+    looks: int = option(8, "evaluations on the test classes during training")
+    tracked: int = option(200, "training images whose pairs are tracked to the boundary; 0: none")
     am_margin: float = option(0.35, "AM-Softmax's m, for the pairs at the boundary")
     circle_margins: tuple[float, ...] = option((0.325, 0.25), "Circle's m; the first touches AM-Softmax's boundary")
     gamma: float = option(64.0, "scale of both, for the pairs at the boundary")
@@ -56,7 +56,7 @@ class Options(NetworkOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.looks <= self.steps:
-            raise ConfigError(f"there are {self.steps} steps to look at, from 1 to as many looks, not {self.looks}")
+            raise ConfigError(f"looks must be from 1 to the number of steps, {self.steps}, not {self.looks}")
         if not 1 <= len(self.losses) <= MOST_LOSSES:
             raise ConfigError(f"convergence shows 1 to {MOST_LOSSES} losses, not {len(self.losses)}")
         if self.trials < 1:
@@ -71,12 +71,12 @@ class Options(NetworkOptions):
 
     @property
     def look_at(self) -> list[int]:
-        """The steps after which the test classes are looked at; the last one is among them."""
+        """The steps after which the test classes are evaluated, including the last one."""
         return sorted({round(self.steps * (number + 1) / self.looks) for number in range(self.looks)})
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """The search, curves of every loss and seed, and pairs at the boundary of the first seed."""
+    """Search settings, record curves of every loss and seed, and track the pairs of the first seed."""
     networks = Networks(replace(options.config, seed=options.seed), options.classes)
     tried = cells(
         [{"search": name, "trial": trial} for name in options.losses for trial in range(options.trials)]
@@ -98,7 +98,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         folder,
         progress,
     )
-    # Where the defaults were the best of the search, they stand for both.
+    # If the defaults are the best of the search, their curves serve for both.
     same = [{**curve, "settings": BEST} for curve in curves if not chosen[curve["loss"]]] if options.trials > 1 else []
     shown = [*curves, *same]
     tables: dict[str, Sequence[Row]] = {
@@ -111,7 +111,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     drawn = {
         "recall": Drawing(
             figures.recall(shown, options.losses),
-            "Recall@1 on test classes, by steps and by seconds of the processor; means over seeds.",
+            "Recall@1 on test classes, by steps and by CPU seconds; means over seeds.",
             wide=True,
         ),
         "similarities": Drawing(
@@ -123,7 +123,7 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
     sentences = [setting_of(networks, options.steps), *about_curves(shown, options)]
     if options.tracked:
         members = crossing.members(options.am_margin, options.circle_margins, options.gamma)
-        found = cells(
+        trainings = cells(
             [{"pairs of": name, "seed": options.seed} for name in members],
             lambda setting: crossing.track(
                 networks, members[setting["pairs of"]], options.tracked, options.steps, setting["seed"]
@@ -131,32 +131,34 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
             folder,
             progress,
         )
-        tables["pairs"] = crossing.rows(found)
+        tables["pairs"] = crossing.rows(trainings)
         drawn["pairs"] = Drawing(
-            figures.pairs(found, {name: crossing.line(member) for name, member in members.items()}),
+            figures.pairs(trainings, {name: crossing.line(member) for name, member in members.items()}),
             "Training images by their similarity to their own class vector (sₚ) and to the nearest other (sₙ): when "
             "they first cross the boundary (dashed), and after the last step.",
             wide=True,
         )
-        sentences += [crossing.sentence(row) for row in found] + crossing.verdict(found)
+        sentences += [crossing.sentence(row) for row in trainings] + crossing.verdict(trainings)
     return Findings(tables, drawn, sentences)
 
 
 # The search
 
 
-def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dict[str, Any]:
-    """Options of `nearfar train` for a trial: none for the first one, then near the defaults, drawn at random.
+def trial_options(name: str, trial: int, default: OptimiserConfig, seed: int) -> dict[str, Any]:
+    """Options of `nearfar train` for a trial: none for the first, then drawn at random near the defaults.
 
     Args:
-        own: the rates of the loss by its defaults.
+        default: the optimiser with the loss's default rates.
     """
     if not trial:
         return {}
     loss, drawn = read_contestant(name), {}
     random = np.random.default_rng([seed, trial])
-    classes = ("optimiser.classes", own.classes) if own.proxies is None else ("optimiser.proxies", own.proxies)
-    starts = {"lr": ("lr", own.lr), "classes": classes}
+    classes = (
+        ("optimiser.classes", default.classes) if default.proxies is None else ("optimiser.proxies", default.proxies)
+    )
+    starts = {"lr": ("lr", default.lr), "classes": classes}
     for key, space in space_of(loss, "scratch").items():
         option_name, start = starts.get(key, (key, None))
         if isinstance(space, Choice):
@@ -169,7 +171,7 @@ def trial_options(name: str, trial: int, own: OptimiserConfig, seed: int) -> dic
 
 
 def near(space: Range, way: float) -> float:
-    """A value within the range, from a third of its start to three times that for a scale.
+    """A value of the range near its start; for a scale, between a third of the start and three times the start.
 
     >>> near(Range(1, 100, log=True), 1.0), near(Range(0.0, 0.4), -1.0)
     (30.0, 0.1)
@@ -179,32 +181,36 @@ def near(space: Range, way: float) -> float:
 
 
 def try_out(networks: Networks, name: str, trial: int, options: Options) -> dict[str, Any]:
-    """One setting of a loss on the held-out classes."""
+    """Evaluate one setting of a loss on the held-out classes."""
     loss = read_contestant(name)
-    rates_of_it = networks.prepare(loss, options.seed, options.steps).config.optimiser
-    chosen = trial_options(name, trial, rates_of_it, options.seed)
-    found = networks.train(
-        with_own(loss, chosen), options.seed, options.steps, options=rates(chosen),
+    default = networks.prepare(loss, options.seed, options.steps).config.optimiser
+    chosen = trial_options(name, trial, default, options.seed)
+    trained = networks.train(
+        with_arguments(loss, chosen), options.seed, options.steps, options=rates(chosen),
         rows=networks.to_choose,
     )  # fmt: skip
-    return {"options": chosen, METRIC: found.recall}
+    return {"options": chosen, METRIC: trained.recall}
 
 
-def with_own(loss: LossConfig, options: Mapping[str, Any]) -> LossConfig:
-    """The loss with its own arguments among the options."""
-    own = {key.removeprefix("loss."): value for key, value in options.items() if key.startswith("loss.")}
-    return replace(loss, arguments={**loss.arguments, **own})
+def with_arguments(loss: LossConfig, options: Mapping[str, Any]) -> LossConfig:
+    """Apply those options that are arguments of the loss."""
+    arguments = {key.removeprefix("loss."): value for key, value in options.items() if key.startswith("loss.")}
+    return replace(loss, arguments={**loss.arguments, **arguments})
 
 
 def rates(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are not the loss's."""
+    """The options that are not arguments of the loss."""
     return {key: value for key, value in options.items() if not key.startswith("loss.")}
 
 
 def best_of(tried: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """The options of the best trial of a loss; none where its defaults are as good."""
-    own = [row for row in tried if row["search"] == name]
-    return dict(max(own, key=lambda row: -math.inf if row[METRIC] is None else row[METRIC])["options"]) if own else {}
+    """The options of the best trial of a loss; empty if its defaults are as good."""
+    trials = [row for row in tried if row["search"] == name]
+    return (
+        dict(max(trials, key=lambda row: -math.inf if row[METRIC] is None else row[METRIC])["options"])
+        if trials
+        else {}
+    )
 
 
 # Curves
@@ -213,34 +219,34 @@ def best_of(tried: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
 def train_curve(
     networks: Networks, name: str, chosen: Mapping[str, Any], seed: int, options: Options
 ) -> dict[str, Any]:
-    """One training, followed."""
+    """Train with one setting, and record the curves."""
     similarities: list[tuple[float, float]] = []
 
     def after(learner: Learner, step: Step) -> None:
         similarities.append(mean_similarities(step.embeddings, step.labels))
 
-    loss = with_own(read_contestant(name), chosen)
-    found = networks.train(loss, seed, options.steps, options=rates(chosen), look_at=options.look_at, after=after)
-    steps, seconds, recall, precision = zip(*found.looks, strict=True)
+    loss = with_arguments(read_contestant(name), chosen)
+    trained = networks.train(loss, seed, options.steps, options=rates(chosen), look_at=options.look_at, after=after)
+    steps, seconds, recall, precision = zip(*trained.looks, strict=True)
     s_p, s_n = zip(*similarities, strict=True) if similarities else ((), ())
     return {
         "looked at": steps,
         "seconds": seconds,
         METRIC: recall,
         "map@r": precision,
-        "diverged": found.diverged,
+        "diverged": trained.diverged,
         "s_p": [_plain(value) for value in s_p],
         "s_n": [_plain(value) for value in s_n],
     }
 
 
 def _plain(value: float) -> float | None:
-    """Of JSON; a batch may have no positive pairs."""
+    """Convert to a JSON value; a batch may have no positive pairs."""
     return None if math.isnan(value) else round(value, 6)
 
 
 def curve_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Step by step; Recall@1 where it was looked at."""
+    """A row for each step; Recall@1 only where it was evaluated."""
     rows: list[Row] = []
     for curve in curves:
         recall = dict(zip(curve["looked at"], curve[METRIC], strict=True))
@@ -252,7 +258,7 @@ def curve_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def second_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """When it was looked at. A table of its own, as seconds differ from run to run."""
+    """The seconds of the evaluations, in a separate table since they differ from run to run."""
     return [
         {**_who(curve), "step": step, "seconds": seconds}
         for curve in curves
@@ -261,7 +267,7 @@ def second_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def end_rows(curves: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Where every training ended."""
+    """The final values of every training."""
     return [
         {**_who(curve), "start recall@1": curve[METRIC][0], METRIC: curve[METRIC][-1], "map@r": curve["map@r"][-1],
          "s_p": _last(curve["s_p"]), "s_n": _last(curve["s_n"])}
@@ -278,16 +284,18 @@ def _last(values: Sequence[float | None], steps: int = 10) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-# What was found
+# Sentences
 
 
 def about_curves(curves: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
-    """Where each loss ends, and how soon it is nearly there; whether proxies are faster and better."""
-    found = []
+    """Describe the final results and the speed of each loss, and whether proxies are faster and better."""
+    sentences = []
     for settings in dict.fromkeys(curve["settings"] for curve in curves):
-        own = [curve for curve in curves if curve["settings"] == settings]
-        found += _about(own, "By their defaults" if settings == DEFAULTS else "By the best of the search", options)
-    return found
+        selected = [curve for curve in curves if curve["settings"] == settings]
+        sentences += _about(
+            selected, "With their defaults" if settings == DEFAULTS else "With the best of the search", options
+        )
+    return sentences
 
 
 def _about(curves: Sequence[Mapping[str, Any]], by: str, options: Options) -> list[str]:
@@ -309,18 +317,16 @@ def _about(curves: Sequence[Mapping[str, Any]], by: str, options: Options) -> li
         f"{by}, Recall@1 starts at {100 * start:.1f} % and ends, in per cent, at: "
         + ", ".join(f"{name} {per_cent(ends[name], METRIC)}" for name in options.losses)
         + ".",
-        f"{100 * NEARLY:.0f} % of the way from the start to the best end ({top}) is reached after: {', '.join(words)}.",
+        f"{100 * NEARLY:.0f} % of the way to the best result ({top}) is reached after: {', '.join(words)}.",
     ]
     proxies = [name for name in options.losses if has_proxies(read_contestant(name))]
     pairs = [name for name in options.losses if name not in proxies]
     if proxies and pairs:
         first, second = (max(group, key=values.__getitem__) for group in (proxies, pairs))
         gap = values[first] - values[second]
-        higher = (
-            "cannot be told" if abs(gap) < _joint(ends[first], ends[second]) else "holds" if gap > 0 else "does not"
-        )
+        higher = "unclear" if abs(gap) < _joint(ends[first], ends[second]) else "holds" if gap > 0 else "does not"
         at, other = when[first], when[second]
-        faster = "cannot be told" if at is None and other is None else (
+        faster = "unclear" if at is None and other is None else (
             "holds" if other is None or (at is not None and at[1] < other[1]) else "does not"
         )  # fmt: skip
         sentences.append(
@@ -331,16 +337,16 @@ def _about(curves: Sequence[Mapping[str, Any]], by: str, options: Options) -> li
 
 
 def _reached(curves: Sequence[Mapping[str, Any]], aim: float) -> tuple[float, float] | None:
-    """The step and the second at which the mean over seeds first reaches the aim."""
+    """The step and the seconds at which the mean over seeds first reaches the aim."""
     if any(curve.get("diverged") for curve in curves):
         return None
-    there = np.flatnonzero(np.mean([curve[METRIC] for curve in curves], 0) >= aim)
-    if not len(there):
+    reached = np.flatnonzero(np.mean([curve[METRIC] for curve in curves], 0) >= aim)
+    if not len(reached):
         return None
-    return float(curves[0]["looked at"][there[0]]), float(np.mean([c["seconds"][there[0]] for c in curves]))
+    return float(curves[0]["looked at"][reached[0]]), float(np.mean([c["seconds"][reached[0]] for c in curves]))
 
 
 def _joint(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
-    """Half the width of the interval of a difference; of a single seed, two points."""
+    """Half the width of the interval of a difference; for a single seed, two points."""
     widths = [row[f"{METRIC} ±"] for row in (first, second)]
     return 0.02 if None in widths else float(np.hypot(*widths))

@@ -9,31 +9,33 @@ from matplotlib.figure import Figure
 
 from nearfar.report import style
 from nearfar.report.figures import PER_CENT, thinned
-from nearfar.studies.boundary_figures import ACROSS, LOOKS
+from nearfar.studies.boundary_figures import ACROSS, STYLES
 
 SMOOTHED = 60  # points of a line of similarities
 
 
 def recall(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> Figure:
-    """Recall@1 by steps and by seconds, means over seeds; a row for defaults, one for the best of the search."""
+    """Draw Recall@1 by steps and by seconds, means over seeds; a row for defaults, one for the best of the search."""
     rows = list(dict.fromkeys(curve["settings"] for curve in curves))
-    titles = {"defaults": "by defaults", "best": "by the best of the search"}
+    titles = {"defaults": "defaults", "best": "best of the search"}
     with style.figure(7.6, 2.9 * len(rows) + 0.6) as drawn:
         grid = drawn.subplots(len(rows), 2, sharey=True, squeeze=False)
         for settings, panels in zip(rows, grid, strict=True):
-            for name, (colour, line, marker) in zip(losses, LOOKS, strict=False):
-                own = [c for c in curves if c["loss"] == name and c["settings"] == settings and not c["diverged"]]
-                if not own:
+            for name, (colour, line, marker) in zip(losses, STYLES, strict=False):
+                loss_curves = [
+                    c for c in curves if c["loss"] == name and c["settings"] == settings and not c["diverged"]
+                ]
+                if not loss_curves:
                     continue
-                values = np.array([curve["recall@1"] for curve in own], float).mean(0)
-                seconds = np.array([curve["seconds"] for curve in own], float).mean(0)
-                for axes, x in zip(panels, (own[0]["looked at"], seconds), strict=True):
+                values = np.array([curve["recall@1"] for curve in loss_curves], float).mean(0)
+                seconds = np.array([curve["seconds"] for curve in loss_curves], float).mean(0)
+                for axes, x in zip(panels, (loss_curves[0]["looked at"], seconds), strict=True):
                     axes.plot(x, values, color=colour, linestyle=line, marker=marker, markersize=3.5, label=name)
             for axes in panels:
                 axes.set_title(titles.get(settings, settings))
                 axes.yaxis.set_major_formatter(PER_CENT)
             panels[0].set_ylabel("Recall@1")
-        for axes, label in zip(grid[-1], ("step", "seconds of the processor"), strict=True):
+        for axes, label in zip(grid[-1], ("step", "CPU seconds"), strict=True):
             axes.set(xlabel=label)
         lines, labels = grid[0, 0].get_legend_handles_labels()
         drawn.legend(lines, labels, loc="outside lower center", ncols=3)
@@ -41,17 +43,17 @@ def recall(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> Figure
 
 
 def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> Figure:
-    """Mean similarities of positive and negative pairs by steps, means over seeds."""
+    """Draw the mean similarities of positive and negative pairs by steps, means over seeds."""
     with style.figure(7.6, 3.5) as drawn:
         panels = drawn.subplots(1, 2)
-        for name, (colour, line, _) in zip(losses, LOOKS, strict=False):
-            own = [curve for curve in curves if curve["loss"] == name and not curve["diverged"]]
-            if not own:
+        for name, (colour, line, _) in zip(losses, STYLES, strict=False):
+            loss_curves = [curve for curve in curves if curve["loss"] == name and not curve["diverged"]]
+            if not loss_curves:
                 continue
             for axes, key in zip(panels, ("s_p", "s_n"), strict=True):
-                values = np.nanmean(np.array([curve[key] for curve in own], float), 0)
-                there = ~np.isnan(values)
-                x, y = thinned(np.arange(1.0, len(values) + 1)[there], values[there], SMOOTHED)
+                values = np.nanmean(np.array([curve[key] for curve in loss_curves], float), 0)
+                known = ~np.isnan(values)
+                x, y = thinned(np.arange(1.0, len(values) + 1)[known], values[known], SMOOTHED)
                 axes.plot(x, y, color=colour, linestyle=line, label=name)
         for axes, label in zip(panels, ("sₚ, positive pairs", "sₙ, negative pairs"), strict=True):
             axes.set(xlabel="step", title=label)
@@ -62,18 +64,18 @@ def similarities(curves: Sequence[Mapping[str, Any]], losses: Sequence[str]) -> 
 
 
 def pairs(
-    found: Sequence[Mapping[str, Any]],
+    trainings: Sequence[Mapping[str, Any]],
     boundaries: Mapping[str, tuple[Any, Any]],
     target: tuple[float, float] | None = None,
 ) -> Figure:
-    """Where pairs crossed the boundary, and where they ended; a panel for each loss, with the target T in it."""
-    places = np.array([place for row in found for when in ("crossed", "last") for place in row[when]], float)
-    low = np.floor(10 * min(0.0, float(places.min()))) / 10
-    across = min(ACROSS, len(found))
-    down = math.ceil(len(found) / across)
+    """Draw pairs when they crossed the boundary and in the end; a panel for each loss, with the target T."""
+    points = np.array([point for row in trainings for when in ("crossed", "last") for point in row[when]], float)
+    low = np.floor(10 * min(0.0, float(points.min()))) / 10
+    across = min(ACROSS, len(trainings))
+    down = math.ceil(len(trainings) / across)
     with style.figure(2.55 * max(2, across), 2.75 * down + 0.35) as drawn:
         panels = drawn.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-        for axes, row in zip(panels.ravel(), found, strict=False):
+        for axes, row in zip(panels.ravel(), trainings, strict=False):
             for when, colour, marker, alpha, label in (
                 ("last", style.THREE, "o", 0.4, "in the end"),
                 ("crossed", style.ONE, "x", 1.0, "crossing"),

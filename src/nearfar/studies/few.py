@@ -1,7 +1,7 @@
-"""Few samples of every class: how much do heads gain by more of them?
+"""The number of samples per class: how much do heads gain by more of them?
 
-So many images of each training class are drawn, anew for every seed and the same for all losses; the head's start is
-made from these alone, too. Every training has as many steps.
+A number of images of each training class is drawn for every seed, the same images for all losses; the head's start
+uses only these, too. All trainings have the same number of steps.
 """
 
 import functools
@@ -30,7 +30,7 @@ BEFORE = "before training"
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
     losses: tuple[str, ...] = option(("ProxyAnchorLoss", "MultiSimilarityLoss", "CircleLoss"), "losses to compare")
     samples: tuple[int, ...] = option((2, 3, 4, 6, 8, 12, 16), "images of every training class")
@@ -38,7 +38,7 @@ class Options(HeadOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.samples or min(self.samples) < 2:
-            raise ConfigError(f"samples are at least 2 images of a class, so that there are pairs, not {self.samples}")
+            raise ConfigError(f"samples must be at least 2 images of a class, to form pairs, not {self.samples}")
         for name in self.losses:
             read_contestant(name)
 
@@ -48,8 +48,8 @@ class Options(HeadOptions):
 
 
 def large_enough(train: Table, samples: int, say: Progress) -> Table:
-    """The rows of classes that have so many images. A few that have not are left out, and that is said; if most have
-    not, all are kept, for `chosen_rows` to refuse.
+    """The rows of classes with enough images. Up to half of the classes may be left out, with a note; if more are too
+    small, all are kept, and `chosen_rows` raises an error.
     """
     sizes = np.bincount(train.labels, minlength=len(train.label_names))
     enough = np.flatnonzero(sizes >= samples)
@@ -61,7 +61,7 @@ def large_enough(train: Table, samples: int, say: Progress) -> Table:
 
 
 def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[np.int64]:
-    """So many rows of every class, drawn at random, in order. More samples contain fewer of the same seed.
+    """Draw a number of rows of every class, in order. With the same seed, a larger sample contains a smaller one.
 
     >>> chosen_rows(np.array([0, 0, 0, 1, 1, 1]), 2, seed=0)
     array([0, 2, 3, 5])
@@ -70,7 +70,7 @@ def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[n
     smallest = int(sizes[sizes > 0].min())
     if samples > smallest:
         raise ConfigError(
-            f"there are training classes of {smallest} images: --samples must be at most that many, not {samples}"
+            f"some training classes have only {smallest} images: --samples must be at most {smallest}, not {samples}"
         )
     order = np.random.default_rng(seed).permutation(len(labels))
     by_class = order[np.argsort(labels[order], kind="stable")]
@@ -80,7 +80,7 @@ def chosen_rows(labels: NDArray[np.int64], samples: int, seed: int) -> NDArray[n
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Train with every loss on every number of samples."""
+    """Train every loss on every number of samples."""
     heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)
@@ -98,11 +98,11 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         fold = drawn(samples, seed)
         if setting["loss"] == BEFORE:
             heads.workbench.begin(fold)
-            found = measured(heads.workbench.embeddings(fold), fold.val)
+            result = measured(heads.workbench.embeddings(fold), fold.val)
         else:
             sampler = smaller_groups(heads.workbench.config.sampler, samples, fold.train.num_classes)
-            found = heads.train(read_contestant(setting["loss"]), seed, fold=fold, sampler=sampler)
-        return {**found, "images": len(fold.train)}
+            result = heads.train(read_contestant(setting["loss"]), seed, fold=fold, sampler=sampler)
+        return {**result, "images": len(fold.train)}
 
     settings = [
         {"samples": samples, "seed": seed, "loss": loss}
@@ -110,17 +110,17 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         for seed in options.all_seeds
         for loss in (*options.losses, BEFORE)
     ]
-    found = cells(settings, measure, folder, progress)
-    rows = over_seeds(found, ["loss", "samples"])
+    trainings = cells(settings, measure, folder, progress)
+    rows = over_seeds(trainings, ["loss", "samples"])
     return Findings(
-        {"few": rows, "trainings": found},
+        {"few": rows, "trainings": trainings},
         {"few": Drawing(draw(rows), "Recall@1 on unseen classes by the number of images of each training class")},
         sentences(rows, options),
     )
 
 
 def smaller_groups(sampler: SamplerConfig, samples: int, classes: int) -> SamplerConfig:
-    """The same size of batches, with no more images of a class than there are."""
+    """Batches of the same size, with at most `samples` images of a class."""
     assert sampler.batch_size is not None
     k = min(sampler.k, samples)
     p = min(sampler.batch_size // k, classes)
@@ -128,7 +128,7 @@ def smaller_groups(sampler: SamplerConfig, samples: int, classes: int) -> Sample
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Recall@1 by the number of samples."""
+    """Draw Recall@1 by the number of samples."""
     with style.figure(5.0, 3.8) as drawn:
         axes = drawn.subplots()
         draw_lines(axes, rows, "samples", "loss", METRIC, spread=np.log2, shown=lambda n: f"{n:g}")
@@ -138,7 +138,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def sentences(rows: list[Row], options: Options) -> list[str]:
-    """What more samples gave, and when they stopped giving."""
+    """Describe the gain by more samples, and when it ends."""
     fewest, most = min(options.samples), max(options.samples)
     result = []
     for loss in (*options.losses, BEFORE):
@@ -146,6 +146,6 @@ def sentences(rows: list[Row], options: Options) -> list[str]:
         enough = min(row["samples"] for row in as_good([row for row in rows if row["loss"] == loss], METRIC))
         result.append(
             f"{loss}: Recall@1 {per_cent(first, METRIC)} % with {fewest} images of a class, {per_cent(last, METRIC)} % "
-            f"with {most}; {enough} come within a point of the best."
+            f"with {most}; {enough} are enough to come within a point of the best."
         )
     return result

@@ -1,11 +1,11 @@
-"""What a loss pulls at: its slopes by a negative's similarity s_n and a positive's s_p, by autograd through the loss.
+"""Gradient fields: the slopes of a loss by a negative's similarity s_n and a positive's s_p, by autograd.
 
-One sample x is compared with two vectors at these similarities: its positive and a negative, which are samples, class
-weights or proxies as the loss has it. Turning a vector towards x raises its similarity and nothing else, so that
+One sample x is compared with two vectors at these similarities, its positive and a negative: samples, class weights or
+proxies, depending on the loss. Turning a vector towards x changes only its similarity, so that
 
     dL/ds = dL/dv · (x - s v) / (1 - s²)        |x| = |v| = 1
 
-holds whether the loss normalises or not.
+holds whether or not the loss normalises.
 """
 
 import math
@@ -29,7 +29,7 @@ DIMENSION = 4
 
 @dataclass(frozen=True)
 class Field:
-    """Of a loss, over the places s_n (columns) and s_p (rows): its value and its slopes, each (s_p, s_n)."""
+    """The value and the slopes of a loss over a grid of s_n (columns) and s_p (rows), each of shape (s_p, s_n)."""
 
     s_n: Floats
     s_p: Floats
@@ -39,15 +39,17 @@ class Field:
 
 
 def build(config: LossConfig) -> Loss:
-    """The loss of a sample with two classes, or with two other samples, in double precision."""
+    """Build a loss for a sample and two classes, or two other samples, in double precision."""
     loss = build_loss((config,), 2, DIMENSION)
     if not isinstance(loss, Loss) or (loss.class_level and loss.weight is None):
-        raise ConfigError(f"{config.name} is no function of a positive's and a negative's similarity: choose another")
-    return loss.double().eval()  # losses that change as they are trained stay as they start
+        raise ConfigError(
+            f"{config.name} is not a function of a positive's and a negative's similarity: choose another"
+        )
+    return loss.double().eval()  # losses that change during training stay in their initial state
 
 
 def slopes(loss: Loss, s_n: float, s_p: float) -> tuple[float, float, float]:
-    """The loss at these similarities, within -1 and 1, its slope by s_n and its slope by s_p."""
+    """The loss at similarities between -1 and 1, its slope by s_n and its slope by s_p."""
     x = torch.zeros(1, DIMENSION, dtype=torch.float64)
     x[0, 0] = 1
     vectors = torch.zeros(2, DIMENSION, dtype=torch.float64)  # the positive and the negative
@@ -64,7 +66,7 @@ def slopes(loss: Loss, s_n: float, s_p: float) -> tuple[float, float, float]:
             raise ConfigError(f"{name} has no field over one positive and one negative: {error}") from error
     else:
         columns = loss.weight
-        with torch.no_grad():  # several vectors of a class: all of them there
+        with torch.no_grad():  # several vectors of a class all get the same value
             columns.copy_(vectors.repeat_interleave(loss.vectors_per_class, 0))
         value = loss(x, label)
     (gradient,) = torch.autograd.grad(value, columns)
@@ -74,17 +76,17 @@ def slopes(loss: Loss, s_n: float, s_p: float) -> tuple[float, float, float]:
 
 
 def field(loss: Loss, places: Floats) -> Field:
-    """A loss over the plane, at the same places on both axes, within -1 and 1."""
-    found = np.array([[slopes(loss, s_n, s_p) for s_n in places.tolist()] for s_p in places.tolist()])
-    return Field(places, places, found[..., 0], found[..., 1], found[..., 2])
+    """Compute a loss over the plane, at the same similarities on both axes."""
+    values = np.array([[slopes(loss, s_n, s_p) for s_n in places.tolist()] for s_p in places.tolist()])
+    return Field(places, places, values[..., 0], values[..., 1], values[..., 2])
 
 
 def proxy_slopes(loss: Loss, own: Sequence[float], others: Sequence[float]) -> tuple[Floats, Floats]:
     """The slopes of a proxy loss of three classes by the similarities of samples to one proxy.
 
     Args:
-        own: similarities of the proxy's own samples to it.
-        others: similarities of samples of another class to it; to all other proxies, samples have similarity 0.
+        own: similarities of the proxy's samples to it.
+        others: similarities of samples of another class to it. All samples have similarity 0 to other proxies.
     """
     assert loss.weight is not None
     s = torch.tensor([*own, *others], dtype=torch.float64)
@@ -98,5 +100,5 @@ def proxy_slopes(loss: Loss, own: Sequence[float], others: Sequence[float]) -> t
     labels = torch.tensor([0] * len(own) + [1] * len(others))
     (gradient,) = torch.autograd.grad(loss(samples, labels), samples)
     with torch.no_grad():
-        found: Tensor = (gradient * (proxies[0] - s[:, None] * samples)).sum(1) / (1 - s**2)
-    return found[: len(own)].numpy(), found[len(own) :].numpy()
+        result: Tensor = (gradient * (proxies[0] - s[:, None] * samples)).sum(1) / (1 - s**2)
+    return result[: len(own)].numpy(), result[len(own) :].numpy()

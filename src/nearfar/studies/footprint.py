@@ -1,4 +1,4 @@
-"""How much memory a step takes, counted tensor by tensor: the same on every machine, whatever the allocator does."""
+"""The memory of a step, counted tensor by tensor: the same on every machine, independent of the allocator."""
 
 import weakref
 from typing import Any
@@ -9,13 +9,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class Footprint(TorchDispatchMode):
-    """The most bytes of storages that were alive at once, of those made within.
+    """Context that records the peak bytes of the storages created in it.
 
     >>> import torch
     >>> with Footprint() as footprint:
     ...     for _ in range(5):
     ...         doubled = 2 * torch.zeros(1000)
-    >>> footprint.most  # a result is there until the next one is made
+    >>> footprint.most  # a result lives until the next one is created
     12000
     """
 
@@ -26,12 +26,12 @@ class Footprint(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        existing = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue
             storage = tensor.untyped_storage()
-            if storage in self._known or storage.data_ptr() in given:  # views, and what is written in place
+            if storage in self._known or storage.data_ptr() in existing:  # views and in-place results
                 continue
             self._known.add(storage)
             self.bytes += storage.nbytes()

@@ -1,9 +1,9 @@
-"""Binary codes against floating-point numbers: what is lost by a 32nd of the memory, and what training saves of it.
+"""Binary codes against floating-point embeddings: the loss of accuracy at 1/32 of the memory.
 
-Of every number of bits, four embeddings: a head of so many floating-point numbers; the signs of these numbers, which
-cost nothing to make; a hashing head, whose outputs approach −1 and 1 in training; and the same with penalties for
-outputs between them and for bits that are mostly one of them. All start at the same principal components. Codes are
-compared by Hamming distance, and ties, of which short codes have many, count against them.
+For every number of bits, four embeddings are compared: a floating-point head of this dimension; the signs of its
+outputs, which need no training; a hashing head, whose outputs approach −1 and 1 in training; and the same with
+penalties on intermediate outputs and on unbalanced bits. All start from the same principal components. Codes are
+compared by Hamming distance; ties, which are frequent with short codes, count as misses.
 
 References: Z. Cao et al., HashNet, ICCV 2017, arXiv:1702.00758; J. Wang et al., A Survey on Learning to Hash, TPAMI
 2018, arXiv:1606.00185.
@@ -39,17 +39,19 @@ Head = Literal["linear", "hash"]
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
     trained_with: str = option("MultiSimilarityLoss", "the loss")
-    bits: tuple[int, ...] = option((16, 32, 64, 128, 256), "of a code, and numbers of a floating-point embedding")
-    quantisation: float = option(0.1, "weight of the penalty for outputs between -1 and 1")
-    balance: float = option(0.1, "weight of the penalty for bits that are mostly one of them")
+    bits: tuple[int, ...] = option(
+        (16, 32, 64, 128, 256), "bits of a code, and dimensions of a floating-point embedding"
+    )
+    quantisation: float = option(0.1, "weight of the penalty on outputs between -1 and 1")
+    balance: float = option(0.1, "weight of the penalty on unbalanced bits")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.bits or min(self.bits) < 2:
-            raise ConfigError(f"codes have at least 2 bits, not {self.bits}")
+            raise ConfigError(f"codes need at least 2 bits, not {self.bits}")
         read_contestant(self.trained_with)
 
     def small(self) -> Self:
@@ -58,19 +60,19 @@ class Options(HeadOptions):
 
 
 def of_codes(embeddings: Embeddings, table: Table) -> Measured:
-    """Metrics of the signs of embeddings, by Hamming distance."""
-    found = measure_embeddings(embeddings, table, (1,), binary=True)
-    return {name: float(found[name]) for name in METRICS}
+    """Compute metrics of the signs of embeddings, by Hamming distance."""
+    metrics = measure_embeddings(embeddings, table, (1,), binary=True)
+    return {name: float(metrics[name]) for name in METRICS}
 
 
 def of_floats(embeddings: Embeddings, table: Table) -> Measured:
-    """Metrics of the embeddings themselves, by their cosines."""
-    found = measure_embeddings(embeddings, table, (1,))
-    return {name: float(found[name]) for name in METRICS}
+    """Compute metrics of the embeddings themselves, by cosine."""
+    metrics = measure_embeddings(embeddings, table, (1,))
+    return {name: float(metrics[name]) for name in METRICS}
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Train both kinds of heads for every number of bits."""
+    """Train all kinds of heads for every number of bits."""
     heads = Heads(options.config, options.classes, say=progress)
     loss = read_contestant(options.trained_with)
 
@@ -81,18 +83,18 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
 
     def measure(setting: Mapping[str, Any]) -> Measured:
         head: Head = "linear" if setting["head"] == FLOATS else "hash"
-        own = workbench(setting["bits"], head)
-        fold = own.folds[0]
+        bench = workbench(setting["bits"], head)
+        fold = bench.folds[0]
         penalty = HashingPenalty(options.quantisation, options.balance) if setting["head"] == PENALISED else None
 
         def look() -> Measured:
-            x = own.embeddings(fold)
+            x = bench.embeddings(fold)
             codes = of_codes(x, fold.val)
             if head == "hash":
                 return codes
             return {**of_floats(x, fold.val), **{f"signs {name}": value for name, value in codes.items()}}
 
-        return heads.train(loss, setting["seed"], workbench=own, extra=penalty, look=look) or dict.fromkeys(METRICS)
+        return heads.train(loss, setting["seed"], workbench=bench, extra=penalty, look=look) or dict.fromkeys(METRICS)
 
     settings = [
         {"bits": bits, "head": head, "seed": seed}
@@ -100,23 +102,23 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         for head in (FLOATS, HASH, PENALISED)
         for seed in options.all_seeds
     ]
-    found = _with_signs(cells(settings, measure, folder, progress))
-    rows = over_seeds(found, ["embedding", "bits"], METRICS)
+    trainings = _with_signs(cells(settings, measure, folder, progress))
+    rows = over_seeds(trainings, ["embedding", "bits"], METRICS)
     for row in rows:
         row["bytes"] = row["bits"] * (BITS_OF_A_FLOAT if row["embedding"] == FLOATS else 1) / 8
     return Findings(
-        {"hashing": rows, "trainings": found},
+        {"hashing": rows, "trainings": trainings},
         {
-            "hashing": Drawing(draw(rows), "MAP@R on unseen classes by the numbers of an embedding", wide=True),
+            "hashing": Drawing(draw(rows), "MAP@R on unseen classes by the dimension of the embedding", wide=True),
         },
         sentences(rows, options),
     )
 
 
-def _with_signs(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each embedding: that of the signs apart from that of the numbers they are of."""
+def _with_signs(trainings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each embedding, with separate rows for the signs of floating-point embeddings."""
     lines = []
-    for cell in found:
+    for cell in trainings:
         who = {"bits": cell["bits"], "seed": cell["seed"]}
         lines.append({"embedding": cell["head"], **who, **{name: cell[name] for name in METRICS}})
         if cell["head"] == FLOATS:
@@ -125,10 +127,12 @@ def _with_signs(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """MAP@R by the numbers of the embedding, and by its bytes."""
+    """Draw MAP@R by the dimension of the embedding, and by its bytes."""
     with style.figure(8.0, 3.6) as drawn:
         panels = drawn.subplots(1, 2, sharey=True)
-        for axes, x, words in zip(panels, ("bits", "bytes"), ("numbers or bits", "bytes of an embedding"), strict=True):
+        for axes, x, words in zip(
+            panels, ("bits", "bytes"), ("dimensions or bits", "bytes of an embedding"), strict=True
+        ):
             draw_lines(axes, rows, x, "embedding", METRIC, spread=np.log2)
             axes.set(xlabel=words)
         panels[1].set(ylabel="")
@@ -137,7 +141,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def sentences(rows: list[Row], options: Options) -> list[str]:
-    """What codes keep of the floating-point embedding."""
+    """Describe the accuracy of codes relative to the floating-point embedding."""
     result = []
     for bits in options.bits:
         whole = one(rows, embedding=FLOATS, bits=bits)
@@ -148,7 +152,7 @@ def sentences(rows: list[Row], options: Options) -> list[str]:
             if row[METRIC] is not None and whole[METRIC]
         ]
         result.append(
-            f"{bits} numbers: MAP@R {per_cent(whole, METRIC)} % in floating point; {', '.join(parts)}, in a "
-            f"{BITS_OF_A_FLOAT}nd of the memory."
+            f"{bits} dimensions: MAP@R {per_cent(whole, METRIC)} % in floating point; {', '.join(parts)}, in "
+            f"1/{BITS_OF_A_FLOAT} of the memory."
         )
     return result

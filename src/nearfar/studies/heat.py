@@ -1,6 +1,6 @@
-"""Heat maps in the style of the reports: from nearly white to blue, light enough to write on, for every kind of vision.
+"""Heat maps in the style of the reports: from nearly white to blue, light enough for text, safe for colour blindness.
 
-A map keeps its light colours on a dark page. So what is written on it must not follow the page: `ON_HEAT` does not.
+A map keeps its light colours on a dark page, so text on it has the fixed colour `ON_HEAT`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ ON_HEAT = "#1c2026"
 
 
 def heat(axes: Axes, x: Floats, y: Floats, values: Floats, limits: tuple[float, float] | None = None) -> Any:
-    """Values (y, x) as colours around even places x and y; what it returns, `Figure.colorbar` takes."""
+    """Draw values (y, x) as colours on an even grid; the result is an argument for `Figure.colorbar`."""
     low, high = limits or (float(np.nanmin(values)), float(np.nanmax(values)))
     drawn = axes.pcolormesh(x, y, values, cmap=HEAT, vmin=low, vmax=high, shading="nearest", rasterized=True)
     axes.grid(visible=False)
@@ -32,7 +32,7 @@ def squares(
     texts: Sequence[Sequence[str]],
     limits: tuple[float, float] | None = None,
 ) -> Any:
-    """A square for each value (rows, columns), the first row below, with its text in it."""
+    """Draw a square with text for each value (rows, columns), the first row at the bottom."""
     drawn = heat(axes, np.arange(float(len(columns))), np.arange(float(len(rows))), values, limits)
     for r, line in enumerate(texts):
         for c, words in enumerate(line):

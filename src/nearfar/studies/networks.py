@@ -1,11 +1,11 @@
-"""Whole small networks, trained from random weights to their end as `nearfar train` trains them.
+"""Whole small networks, trained from random weights as by `nearfar train`.
 
     networks = Networks(options.config, options.classes)
     networks.train(LossConfig("CircleLoss"), seed=0).recall         # on unseen classes, after the last step
 
-What nothing is said of is chosen as `nearfar train --loss NAME` chooses it: the rates, the sampler, the class vectors.
-The network is narrow, so that a training takes less than a minute. Seconds are of the processor, without the looks at
-the test classes, so that other work on the machine is not counted.
+Unset options have the defaults of `nearfar train --loss NAME`: rates, sampler, class vectors. The network is narrow, so
+that a training takes less than a minute. Times are CPU seconds without evaluations, so that other work on the machine
+is not counted.
 """
 
 import functools
@@ -35,21 +35,21 @@ from nearfar.training.splits import Parts
 from nearfar.training.start import start
 
 WIDTH, DIMENSION = 8, 64
-HELD_OUT = 1 / 3  # of the training classes, where settings are chosen
+HELD_OUT = 1 / 3  # share of the training classes that choose settings
 
 After = Callable[[Learner, Step], None]
 Rows = tuple[Table, Table]
 Look = tuple[int, float, float, float]
-"""Step, seconds of the processor, Recall@1, MAP@R."""
+"""Step, CPU seconds, Recall@1, MAP@R."""
 
 
 @dataclass(frozen=True)
 class NetworkOptions(HeadOptions):
-    """Of studies that train whole networks."""
+    """The options of studies that train whole networks."""
 
-    seeds: int = option(3, "trainings of every setting, from `seed` on")
-    classes: int | None = option(200, "use so many training and so many test classes alone, the first ones")
-    steps: int = option(400, "of a training; --options '{width: 16}' makes the network wider")
+    seeds: int = option(3, "trainings of every setting, with consecutive seeds from `seed`")
+    classes: int | None = option(200, "use only the first N training classes and N test classes")
+    steps: int = option(400, "training steps; --options '{width: 16}' makes the network wider")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,11 +59,11 @@ class NetworkOptions(HeadOptions):
 
 @dataclass
 class Trained:
-    """What a training came to.
+    """The result of a training.
 
     Attributes:
-        looks: at the test classes.
-        diverged: whether it ended before its time.
+        looks: the evaluations on the test classes.
+        diverged: whether training diverged and ended early.
     """
 
     looks: list[Look]
@@ -71,17 +71,17 @@ class Trained:
 
     @property
     def recall(self) -> float | None:
-        """Recall@1 in the end; None of a training that diverged."""
+        """The final Recall@1; None if the training diverged."""
         return None if self.diverged else self.looks[-1][2]
 
     @property
     def measured(self) -> Measured:
-        """`METRICS` in the end; None of a training that diverged."""
+        """The final `METRICS`; None if the training diverged."""
         return dict.fromkeys(METRICS) if self.diverged else dict(zip(METRICS, self.looks[-1][2:], strict=True))
 
 
 def network_config(config: TrainConfig) -> TrainConfig:
-    """A configuration for whole networks, with what it leaves open chosen for studies."""
+    """Fill in a configuration for whole networks with the defaults of studies."""
     if config.devices > 1:
         raise ConfigError("a study trains on one device: leave devices out")
     model = config.model
@@ -91,11 +91,11 @@ def network_config(config: TrainConfig) -> TrainConfig:
 
 
 class Networks:
-    """Networks of all kinds on one data set; nothing is opened before the first training.
+    """Trains networks on one data set. Nothing is opened before the first training.
 
     Args:
-        config: of everything that the trainings share; `network_config` chooses what it leaves open.
-        classes: so many training and test classes alone.
+        config: the configuration shared by all trainings; `network_config` fills it in.
+        classes: use only this number of training classes and of test classes.
     """
 
     def __init__(self, config: TrainConfig, classes: int | None = None):
@@ -108,7 +108,7 @@ class Networks:
 
     @functools.cached_property
     def to_choose(self) -> Rows:
-        """Training classes to train on, and the others in place of the test classes."""
+        """Rows for choosing settings: some training classes to train on, the others in place of the test classes."""
         train = self.rows[0]
         held_out = train.labels >= round(train.num_classes * (1 - HELD_OUT))
         return train.select(~held_out), train.select(held_out)
@@ -121,7 +121,7 @@ class Networks:
         options: Mapping[str, Any] | None = None,
         train: Table | None = None,
     ) -> Prepared:
-        """Everything that a training needs, as `nearfar train` makes it."""
+        """Prepare a training as `nearfar train` does."""
         config = replace(with_options(self.config, options or {}), loss=(loss,), seed=seed)
         config = replace(config, epochs=ENDLESS, max_steps=steps)
         return build(config, Parts(self.rows[0] if train is None else train, open_set=True))
@@ -140,10 +140,10 @@ class Networks:
         """Train a network.
 
         Args:
-            options: others of `nearfar train`, by their names.
-            look_at: steps after which the test classes are looked at, besides the first and the last.
-            rows: others to train on and to test, such as `to_choose`.
-            after: is told of every step.
+            options: further options of `nearfar train`, by name.
+            look_at: steps after which the test classes are evaluated, besides the start and the last step.
+            rows: other training and test rows, such as `to_choose`.
+            after: called after every step.
         """
         train, test = rows or self.rows
         with torch.random.fork_rng(devices=[]):
@@ -170,20 +170,20 @@ class Networks:
 
 
 def setting_of(networks: Networks, steps: int) -> str:
-    """How far this is from the papers."""
+    """Describe the setting, and its differences from the papers."""
     train, test = networks.rows
     model = networks.config.model
     width = f" of width {model.options['width']}" if "width" in model.options else ""
     return (
         f"The setting: {model.backbone or 'a frozen network'}{width}, {steps} steps on {len(train):,} images of "
         f"{train.num_classes} classes ({train.name}), tested on {test.num_classes} others. The papers train "
-        "BN-Inception from ImageNet for 40 epochs, and ResNets on millions of faces: what holds here may not hold "
-        "there, and the other way round."
+        "BN-Inception from ImageNet for 40 epochs, and ResNets on millions of faces: results here may not hold "
+        "there, nor theirs here."
     )
 
 
 class _Watch:
-    """Looks at the test classes after some steps, and at the clock (`Observer`)."""
+    """The `Observer` that evaluates the test classes after some steps, and measures the time."""
 
     def __init__(self, test: Table, config: TrainConfig, look_at: set[int], after: After | None):
         self._test, self._config, self._look_at, self._after = test, config, look_at, after
@@ -194,20 +194,20 @@ class _Watch:
         self.stopping = False
 
     def stop(self) -> None:
-        """End with this step: a signal has come."""
+        """End training after this step, since a signal arrived."""
         self.stopping = True
 
     def follow(self, stream: Stream) -> Stream:
-        """The batches whose epochs are counted."""
+        """Set the batches, for the epoch, and return them."""
         self._stream = stream
         return stream
 
     def look(self, embedder: Embedder, step: int) -> None:
-        """Measure the test classes."""
-        found = embed(embedder, self._test, self._config)
-        if not np.isfinite(found).all():
+        """Evaluate the test classes."""
+        embeddings = embed(embedder, self._test, self._config)
+        if not np.isfinite(embeddings).all():
             raise RunError("the embeddings are not numbers")
-        values = measured(found, self._test)
+        values = measured(embeddings, self._test)
         recall, precision = (float(values[name] or 0.0) for name in METRICS)
         self.looks.append((step, round(self._seconds, 4), recall, precision))
 
@@ -219,7 +219,7 @@ class _Watch:
         self._began = _clock(learner)
 
     def after_step(self, learner: Learner, step: Step) -> None:
-        float(step.loss)  # waits for devices that compute on their own
+        float(step.loss)  # waits for asynchronous devices
         self._seconds += _clock(learner) - self._began
         if self.stopping:
             learner.trainer.should_stop = True

@@ -1,8 +1,8 @@
-"""Wrong labels: a share of the training images is given the label of another class. Proxies against pairs.
+"""Label noise: a share of the training images gets the label of another class. Proxies against pairs.
 
-The images, and their wrong labels, are drawn anew for every seed, and are the same for all losses. Test labels stay as
-they are. Proxies are often said to bear noise better: a proxy averages over its class, while a pair loss looks at
-single pairs, the hardest of which are likely to be the wrong ones.
+The images and their wrong labels are drawn for every seed, the same for all losses. Test labels do not change. Proxies
+are often said to be more robust to noise: a proxy averages over its class, while a pair loss compares single pairs, and
+the hardest are likely to be wrong.
 """
 
 import functools
@@ -30,17 +30,17 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
     losses: tuple[str, ...] = option(
         ("ProxyAnchorLoss", "NormFaceLoss", "MultiSimilarityLoss", "CircleLoss"), "losses to compare"
     )
-    shares: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.4, 0.5), "of the training images with a wrong label")
+    shares: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.4, 0.5), "shares of training images with a wrong label")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.shares or min(self.shares) < 0 or max(self.shares) > 1:
-            raise ConfigError(f"shares are from 0 to 1, at least one, not {self.shares}")
+            raise ConfigError(f"shares must be from 0 to 1, at least one, not {self.shares}")
         for name in self.losses:
             read_contestant(name)
 
@@ -51,8 +51,7 @@ class Options(HeadOptions):
 
 
 def mislabelled(labels: Labels, share: float, seed: int) -> Labels:
-    """The labels with exactly that share of them, rounded, turned into another of the classes, each other one equally
-    likely.
+    """Replace exactly this share of the labels, rounded, by other classes, drawn uniformly.
 
     >>> (mislabelled(np.arange(10) % 5, 0.4, seed=0) != np.arange(10) % 5).sum()
     np.int64(4)
@@ -67,7 +66,7 @@ def mislabelled(labels: Labels, share: float, seed: int) -> Labels:
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Train with every loss on every share."""
+    """Train every loss on every share."""
     heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)
@@ -87,17 +86,17 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         for loss in options.losses
     ]
     before = cells([{"before": "training"}], lambda _: heads.start, folder, progress)[0]
-    found = cells(settings, measure, folder, progress)
-    rows = over_seeds(found, ["loss", "share"])
+    trainings = cells(settings, measure, folder, progress)
+    rows = over_seeds(trainings, ["loss", "share"])
     return Findings(
-        {"noise": rows, "trainings": found},
+        {"noise": rows, "trainings": trainings},
         {"noise": Drawing(draw(rows, before[METRIC]), "Recall@1 on unseen classes by the share of wrong labels")},
         sentences(rows, options),
     )
 
 
 def draw(rows: list[Row], before: float) -> Figure:
-    """Recall@1 by the share."""
+    """Draw Recall@1 by the share."""
     with style.figure(5.0, 3.8) as drawn:
         axes = drawn.subplots()
         draw_lines(axes, rows, "share", "loss", METRIC, before=before, shown=lambda share: f"{100 * share:g} %")
@@ -107,7 +106,7 @@ def draw(rows: list[Row], before: float) -> Figure:
 
 
 def sentences(rows: list[Row], options: Options) -> list[str]:
-    """What each loss lost, and which kind lost less."""
+    """Describe the loss of accuracy of each loss, and which kind loses less."""
     low, high = min(options.shares), max(options.shares)
     if low == high:
         return []
@@ -131,7 +130,7 @@ def sentences(rows: list[Row], options: Options) -> list[str]:
         means = {kind: float(np.mean(values)) for kind, values in kinds.items()}
         less, more = sorted(means, key=lambda kind: means[kind])
         apart = means[more] - means[less]
-        verdict = f"{less} bore the noise better here" if apart > 1 else "no difference to speak of"
+        verdict = f"{less} were more robust here" if apart > 1 else "no relevant difference"
         result.append(
             f"On average over these losses, {less} lost {means[less]:.1f} points and {more} {means[more]:.1f}: "
             f"{verdict}."

@@ -1,13 +1,11 @@
-"""The Circle paper's three observations, as numbers (Sun et al., 2020, Sections 2 and 3.3).
+"""The Circle paper's three observations in numbers (Sun et al., 2020, Sections 2 and 3.3).
 
-Circle loss is compared with the losses of a straight boundary that touches its circle, s_p - s_n = 1 - 2 m:
+Circle loss is compared with the losses whose straight boundary, s_p - s_n = 1 - 2 m, touches its circle:
 
-    balanced    how much of a pull goes to s_p, where s_n is that of state A: half of it whatever s_p is, or less the
-                better s_p is already
-    attenuated  how hard it is pulled on the straight way from A to the corner (0, 1): as hard as at A until shortly
-                before the boundary, or less and less
-    target      where descent along the gradient crosses the boundary, from all over the other side: anywhere, or in a
-                narrow place
+    balanced    the share of s_p in the gradient, at state A's s_n: always half, or less the better s_p is
+    attenuated  the size of the gradient on the straight way from A to the corner (0, 1): constant until shortly before
+                the boundary, or decreasing
+    target      the points where gradient descent crosses the boundary, from many starts: anywhere, or in a small region
 """
 
 import math
@@ -21,13 +19,13 @@ from nearfar.studies.fields import Floats, build, slopes
 from nearfar.studies.gradient_cases import Case, Place, paper_case
 
 Row = Mapping[str, Cell]
-WAYS = 100  # places on a way
-STARTS = np.linspace(0.1, 0.9, 7)  # of descent, where the positive is no nearer than the negative
+WAYS = 100  # points on a way
+STARTS = np.linspace(0.1, 0.9, 7)  # similarities at which descent starts, with s_p at most s_n
 STRIDE, MOST_STRIDES = 0.02, 150
 
 
 def touching(m: float, gamma: float) -> list[Case]:
-    """Triplet, AM-Softmax and Circle, their boundaries touching in (m, 1 - m)."""
+    """Triplet, AM-Softmax and Circle, with boundaries that touch in (m, 1 - m)."""
     straight = 1 - 2 * m
     return [
         paper_case("Triplet", straight, gamma),
@@ -37,7 +35,7 @@ def touching(m: float, gamma: float) -> list[Case]:
 
 
 def balanced(cases: Sequence[Case], a: Place) -> list[Row]:
-    """The share of the pull at s_p, |dL/ds_p| / (|dL/ds_p| + |dL/ds_n|), by s_p, at the s_n of A."""
+    """The share of s_p in the gradient, |dL/ds_p| / (|dL/ds_p| + |dL/ds_n|), by s_p, at the s_n of A."""
     rows: list[Row] = []
     for case in cases:
         loss = build(case.loss)
@@ -49,7 +47,7 @@ def balanced(cases: Sequence[Case], a: Place) -> list[Row]:
 
 
 def attenuated(cases: Sequence[Case], a: Place) -> list[Row]:
-    """The size of the gradient over that at A, on the way from A to the corner; `way` goes from 0 to 1."""
+    """The size of the gradient relative to A, on the way from A to the corner; `way` goes from 0 to 1."""
     rows: list[Row] = []
     for case in cases:
         loss = build(case.loss)
@@ -62,7 +60,7 @@ def attenuated(cases: Sequence[Case], a: Place) -> list[Row]:
 
 
 def target(cases: Sequence[Case]) -> list[Row]:
-    """Where descent crosses the boundary, from every start below it."""
+    """The points where descent crosses the boundary, from every start below it."""
     rows: list[Row] = []
     for case in cases:
         loss = build(case.loss)
@@ -76,15 +74,15 @@ def target(cases: Sequence[Case]) -> list[Row]:
 
 
 def width(rows: Sequence[Row], loss: str) -> float:
-    """Over how much of the way the pull falls from 90 % to 10 % of what it is at A."""
-    own = [(float(r["way"]), float(r["pull"])) for r in _of(rows, loss)]  # type: ignore[arg-type]
-    ways, pulls = np.array(own).T
+    """The part of the way on which the gradient falls from 90 % to 10 % of its size at A."""
+    points = [(float(r["way"]), float(r["pull"])) for r in _of(rows, loss)]  # type: ignore[arg-type]
+    ways, pulls = np.array(points).T
     first, last = (int(np.argmax(pulls < share)) for share in (0.9, 0.1))
     return float(ways[last] - ways[first]) if pulls.min() < 0.1 else math.nan
 
 
 def spread(rows: Sequence[Row], loss: str) -> float:
-    """Standard deviation of s_n where the boundary is crossed."""
+    """The standard deviation of s_n at the crossings of the boundary."""
     return float(np.std([float(row["s_n"]) for row in _of(rows, loss)]))  # type: ignore[arg-type]
 
 
@@ -95,15 +93,15 @@ def sentences(
     second: Sequence[Row],
     third: Sequence[Row],
 ) -> list[str]:
-    """Each observation, with its numbers, and whether it is there."""
+    """Describe each observation with its numbers, and whether it is confirmed."""
     names = [case.name for case in cases]
     circle = cases[-1]
     shares = {name: [float(row["share"]) for row in _of(first, name)] for name in names}  # type: ignore[arg-type]
     kept = ", ".join(f"{min(own):.2f} to {max(own):.2f} under {name}" for name, own in shares.items())
     falls = all(np.diff(shares["Circle"]) < 1e-9)
-    found = [
+    result = [
         f"Balanced optimisation {_verdict(falls and max(shares['AM-Softmax']) - min(shares['AM-Softmax']) < 1e-3)}: at "
-        f"s_n = {states['A'][0]:g}, the share of the pull at s_p goes over {kept}, as s_p rises from 0."
+        f"s_n = {states['A'][0]:g}, the share of s_p in the gradient is {kept}, as s_p rises from 0."
     ]
     if "B" in states:
         parts, at_b = [], {}
@@ -113,25 +111,25 @@ def sentences(
             parts.append(f"{100 * at_b[case.name]:.0f} % under {case.name}")
         widths = ", ".join(f"{width(second, name):.2f} under {name}" for name in names)
         good = at_b["Circle"] < min(at_b["Triplet"], at_b["AM-Softmax"])
-        found.append(
-            f"Gradually attenuated gradients {_verdict(good)}: at B {_at(states['B'])}, nearer the boundary, the pull "
-            f"is {', '.join(parts)} of that at A {_at(states['A'])}; on the way to the corner it falls from 90 % to "
-            f"10 % within {widths} of the way."
+        result.append(
+            f"Gradually attenuated gradients {_verdict(good)}: at B {_at(states['B'])}, nearer the boundary, the "
+            f"gradient is {', '.join(parts)} of that at A {_at(states['A'])}; on the way to the corner it falls from "
+            f"90 % to 10 % within {widths} of the way."
         )
     spreads = {name: spread(third, name) for name in names}
     words = ", ".join(f"{value:.3f} under {name}" for name, value in spreads.items())
     m = float(circle.m or 0)
-    found.append(
+    result.append(
         f"A definite target {_verdict(spreads['Circle'] < 0.8 * spreads['AM-Softmax'])}: descent "
         f"from {len(_of(third, 'Circle'))} places crosses the boundary at values of s_n that spread (standard "
         f"deviation) by {words}; the smallest gap s_p − s_n on Circle's boundary is {1 - 2 * m:.2f}, at T "
         f"({m:g}, {1 - m:g}), while on a straight one it is the same everywhere."
     )
-    return found
+    return result
 
 
 def _verdict(holds: bool) -> str:
-    return "can be seen" if holds else "cannot be seen"
+    return "is confirmed" if holds else "is not confirmed"
 
 
 def _at(place: Place) -> str:
@@ -147,7 +145,7 @@ def _size(loss: Any, place: Place) -> float:
 
 
 def _descend(loss: Any, start: Place, boundary: float) -> Place | None:
-    """Follow the gradient in strides of equal length, within [0, 1], until the loss is at its boundary's value."""
+    """Follow the gradient in strides of equal length within [0, 1] until the loss reaches its value at the boundary."""
     place: Floats = np.array(start)
     for _ in range(MOST_STRIDES):
         value, by_n, by_p = slopes(loss, float(place[0]), float(min(place[1], 0.999)))

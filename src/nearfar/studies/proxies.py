@@ -1,10 +1,9 @@
-"""Several proxies for every class: do they help, and when?
+"""Several proxies per class: do they help, and when?
 
-A class of one kind of image needs one proxy. So the classes are also joined at random into larger ones, in training
-alone: each then has several kinds of image, and several proxies have something to do. What is measured is always how
-well unseen, unjoined classes are told apart.
+A class with one kind of image needs only one proxy. So the training classes are also merged at random into larger ones,
+which have several kinds of image. Evaluation always uses unseen classes, which are not merged.
 
-ProxyAnchorLoss has SoftTriple's relaxed similarity here, where a class has several proxies.
+With several proxies, ProxyAnchorLoss uses SoftTriple's relaxed similarity.
 
 Reference: Q. Qian et al., SoftTriple Loss, ICCV 2019, arXiv:1909.05235 (10 centres a class).
 """
@@ -34,25 +33,25 @@ ARGUMENTS = {
     "SoftTripleLoss": "centers_per_class",
     "SubCenterArcFaceLoss": "sub_centers",
 }
-"""What the losses that can have several vectors for a class call their number."""
+"""The argument for the number of vectors per class, by loss."""
 
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
-    losses: tuple[str, ...] = option(("ProxyAnchorLoss", "SoftTripleLoss"), f"losses, of {', '.join(ARGUMENTS)}")
-    proxies: tuple[int, ...] = option((1, 2, 3, 5, 10), "of every class")
-    joined: tuple[int, ...] = option((1, 4), "training classes that are made one; 1: as they are")
+    losses: tuple[str, ...] = option(("ProxyAnchorLoss", "SoftTripleLoss"), f"losses, among {', '.join(ARGUMENTS)}")
+    proxies: tuple[int, ...] = option((1, 2, 3, 5, 10), "proxies of every class")
+    joined: tuple[int, ...] = option((1, 4), "training classes to merge into one; 1: none")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, values in (("proxies", self.proxies), ("joined", self.joined)):
             if not values or min(values) < 1:
-                raise ConfigError(f"{name} are whole numbers from 1 on, not {values}")
+                raise ConfigError(f"{name} must be whole numbers from 1, not {values}")
         for loss in self.losses:
             if loss not in ARGUMENTS:
-                raise ConfigError(f"{loss} has one vector for every class: {suggestion(loss, ARGUMENTS)}")
+                raise ConfigError(f"{loss} has only one vector per class: {suggestion(loss, ARGUMENTS)}")
 
     def small(self) -> Self:
         config = replace(self.config, max_steps=8)
@@ -60,7 +59,7 @@ class Options(HeadOptions):
 
 
 def joined_labels(labels: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-    """Labels of larger classes, each of `count` of the classes, drawn at random; the last one may be smaller.
+    """Labels of larger classes, each merged from `count` random classes; the last one may be smaller.
 
     >>> np.bincount(joined_labels(np.arange(10).repeat(3), 4, seed=0))
     array([12, 12,  6])
@@ -72,7 +71,7 @@ def joined_labels(labels: NDArray[np.int64], count: int, seed: int) -> NDArray[n
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Train with every number of proxies, on classes as they are and joined."""
+    """Train with every number of proxies, on original and on merged classes."""
     heads = Heads(options.config, options.classes, say=progress)
 
     @functools.lru_cache(maxsize=1)
@@ -81,10 +80,10 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         return heads.workbench.relabelled(plain, joined_labels(plain.train.labels, count, seed))
 
     def measure(setting: Mapping[str, Any]) -> Measured:
-        own = fold(setting["joined"], setting["seed"])
-        sampler = fewer_classes(heads.workbench.config.sampler, own.train.num_classes)
+        merged = fold(setting["joined"], setting["seed"])
+        sampler = fewer_classes(heads.workbench.config.sampler, merged.train.num_classes)
         loss = LossConfig(setting["loss"], {ARGUMENTS[setting["loss"]]: setting["proxies"]})
-        return heads.train(loss, setting["seed"], fold=own, sampler=sampler)
+        return heads.train(loss, setting["seed"], fold=merged, sampler=sampler)
 
     settings = [
         {"joined": count, "seed": seed, "loss": loss, "proxies": number}
@@ -94,16 +93,16 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         for number in options.proxies
     ]
     before = cells([{"before": "training"}], lambda _: heads.start, folder, progress)[0]
-    found = cells(settings, measure, folder, progress)
-    rows = over_seeds(found, ["joined", "loss", "proxies"])
+    trainings = cells(settings, measure, folder, progress)
+    rows = over_seeds(trainings, ["joined", "loss", "proxies"])
     drawing = Drawing(
         draw(rows, before[METRIC], options), "Recall@1 on unseen classes by the number of proxies", wide=True
     )
-    return Findings({"proxies": rows, "trainings": found}, {"proxies": drawing}, sentences(rows, options))
+    return Findings({"proxies": rows, "trainings": trainings}, {"proxies": drawing}, sentences(rows, options))
 
 
 def fewer_classes(sampler: SamplerConfig, classes: int) -> SamplerConfig:
-    """About the same size of batches, with more images of a class where there are too few classes."""
+    """Batches of about the same size, with more images of a class if there are too few classes."""
     assert sampler.p is not None and sampler.batch_size is not None
     p = min(sampler.p, classes)
     k = max(sampler.batch_size // p, sampler.k)
@@ -111,12 +110,12 @@ def fewer_classes(sampler: SamplerConfig, classes: int) -> SamplerConfig:
 
 
 def draw(rows: list[Row], before: float, options: Options) -> Figure:
-    """Recall@1 by the number of proxies, a panel for each number of classes joined."""
+    """Draw Recall@1 by the number of proxies, a panel for each number of merged classes."""
     with style.figure(4.0 * len(options.joined), 3.6) as drawn:
         panels = drawn.subplots(1, len(options.joined), sharey=True, squeeze=False)[0]
         for axes, count in zip(panels, options.joined, strict=True):
-            own = [row for row in rows if row["joined"] == count]
-            draw_lines(axes, own, "proxies", "loss", METRIC, before=before, spread=np.log2)
+            panel_rows = [row for row in rows if row["joined"] == count]
+            draw_lines(axes, panel_rows, "proxies", "loss", METRIC, before=before, spread=np.log2)
             axes.set(xlabel="proxies of every class", ylabel="", title=_panel(count))
         panels[0].set(ylabel="Recall@1 in %")
         name_lines(drawn, panels[0])
@@ -124,19 +123,19 @@ def draw(rows: list[Row], before: float, options: Options) -> Figure:
 
 
 def _panel(count: int) -> str:
-    return "classes as they are" if count == 1 else f"classes joined by {count}"
+    return "original classes" if count == 1 else f"{count} classes merged"
 
 
 def sentences(rows: list[Row], options: Options) -> list[str]:
-    """What several proxies gave over one."""
+    """Describe the gain of several proxies over one."""
     result = []
     for count in options.joined:
         for loss in options.losses:
-            own = [row for row in rows if row["joined"] == count and row["loss"] == loss]
-            top = best(own, METRIC)
+            loss_rows = [row for row in rows if row["joined"] == count and row["loss"] == loss]
+            top = best(loss_rows, METRIC)
             text = f"{loss}, {_panel(count)}: best with {top['proxies']} a class, Recall@1 {per_cent(top, METRIC)} %"
             if top["proxies"] != 1 and 1 in options.proxies:
-                single = one(own, proxies=1)
+                single = one(loss_rows, proxies=1)
                 text += f"; {per_cent(single, METRIC)} % with one"
             result.append(text + ".")
     return result

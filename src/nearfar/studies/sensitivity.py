@@ -1,12 +1,12 @@
-"""Scale, margin and dimension: how much of a choice they are.
+"""Sensitivity to scale, margin and dimension.
 
     gamma-m      Circle loss, by its scale γ and its relaxation m
-    optima       Circle loss, by the optima O_p and O_n, which m would give as 1 + m and −m
-    margins      Circle loss, by the margins Δ_p and Δ_n, which m would give as 1 − m and m
+    optima       Circle loss, by the optima O_p and O_n, which m sets to 1 + m and −m
+    margins      Circle loss, by the margins Δ_p and Δ_n, which m sets to 1 − m and m
     alpha-delta  Proxy-Anchor, by its scale α and its margin δ
     scale        class-level Circle, AM-Softmax and ArcFace, by their scale γ
     dimension    Circle and Proxy-Anchor, by the dimension of the embedding
-    alpha        Proxy-Anchor, by its scale α, on whole small networks; all others are of heads on cached features
+    alpha        Proxy-Anchor, by its scale α, on whole small networks; all other parts train heads on cached features
 
 References: Y. Sun et al., Circle Loss, CVPR 2020, arXiv:2002.10857, Section 4.5; S. Kim et al., Proxy Anchor Loss, CVPR
 2020, arXiv:2003.13911, Section 4.4.
@@ -44,16 +44,16 @@ from nearfar.training.config import LossConfig, option
 from nearfar.training.options import ConfigError
 
 METRIC = "recall@1"
-ENOUGH = 16  # of α, says the paper
-WHOLE_CLASSES = 200  # of whole networks
-UNSTARTED = ("dimension", "alpha")  # parts whose trainings do not start where the others do
+ENOUGH = 16  # sufficient α according to the paper
+WHOLE_CLASSES = 200  # classes for whole networks
+UNSTARTED = ("dimension", "alpha")  # parts whose trainings have other starts than the rest
 MAPS = {
     "gamma-m": ("gamma", "m"),
     "optima": ("O_p", "O_n"),
     "margins": ("delta_p", "delta_n"),
     "alpha-delta": ("alpha", "margin"),
 }
-"""The two arguments of each heat map: across, upwards."""
+"""The horizontal and the vertical argument of each heat map."""
 LETTERS = {
     "gamma": "γ", "m": "m", "O_p": "O_p", "O_n": "O_n", "delta_p": "Δ_p", "delta_n": "Δ_n", "alpha": "α", "margin": "δ",
 }  # fmt: skip
@@ -68,22 +68,24 @@ SCALED: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
-    parts: tuple[str, ...] = option((*MAPS, *LINES), "what is swept")
-    gamma: tuple[float, ...] = option((32.0, 64.0, 128.0, 256.0, 512.0, 1024.0), "scales of Circle and of class losses")
+    parts: tuple[str, ...] = option((*MAPS, *LINES), "sweeps to run")
+    gamma: tuple[float, ...] = option(
+        (32.0, 64.0, 128.0, 256.0, 512.0, 1024.0), "scales of Circle and of class-level losses"
+    )
     m: tuple[float, ...] = option((-0.2, -0.1, 0.0, 0.1, 0.2, 0.3), "relaxations of Circle loss")
     optimum: tuple[float, ...] = option((0.0, 0.25, 0.5), "O_p − 1 and −O_n of Circle loss")
     offset: tuple[float, ...] = option((0.1, 0.25, 0.4), "1 − Δ_p and Δ_n of Circle loss")
     alpha: tuple[float, ...] = option((4.0, 8.0, 16.0, 32.0, 64.0), "scales of Proxy-Anchor")
     delta: tuple[float, ...] = option((0.0, 0.1, 0.2, 0.3, 0.4), "margins of Proxy-Anchor")
-    dimensions: tuple[int, ...] = option((32, 64, 128, 256, 512, 1024), "of the embedding")
-    steps: int = option(400, "of a training of a whole network")
+    dimensions: tuple[int, ...] = option((32, 64, 128, 256, 512, 1024), "dimensions of the embedding")
+    steps: int = option(400, "training steps of a whole network")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.parts:
-            raise ConfigError(f"parts are of {', '.join((*MAPS, *LINES))}, at least one")
+            raise ConfigError(f"parts needs at least one of {', '.join((*MAPS, *LINES))}")
         for part in self.parts:
             if part not in (*MAPS, *LINES):
                 raise ConfigError(f"sensitivity has no part {part}: {suggestion(part, (*MAPS, *LINES))}")
@@ -95,7 +97,7 @@ class Options(HeadOptions):
 
 
 def settings_of(part: str, options: Options) -> list[dict[str, Any]]:
-    """Every setting of a part: the loss, and its arguments or the dimension."""
+    """All settings of a part: the loss, and its arguments or the dimension."""
     if part == "gamma-m":
         return [{"loss": "CircleLoss", "gamma": gamma, "m": m} for m in options.m for gamma in options.gamma]
     if part == "optima":
@@ -116,7 +118,7 @@ def settings_of(part: str, options: Options) -> list[dict[str, Any]]:
 
 
 def loss_of(part: str, setting: Mapping[str, Any]) -> LossConfig:
-    """The loss of a setting; what the setting does not name is as the loss has it."""
+    """The loss of a setting, with its defaults for everything else."""
     name = setting["loss"]
     if part == "dimension":
         return LossConfig(name)
@@ -129,10 +131,10 @@ def loss_of(part: str, setting: Mapping[str, Any]) -> LossConfig:
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Sweep every part that is wanted."""
+    """Run the chosen sweeps."""
     heads = Heads(options.config, options.classes, say=progress)
 
-    @functools.lru_cache(maxsize=1)  # settings of a dimension follow each other
+    @functools.lru_cache(maxsize=1)  # settings of the same dimension are consecutive
     def workbench(dimension: int | None) -> Workbench:
         if dimension is None:
             return heads.workbench
@@ -153,25 +155,25 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         before = cells([{"before": "training"}], lambda _: heads.start, folder, progress)[0]
     tables: dict[str, list[Row]] = {}
     figures: dict[str, Drawing] = {}
-    said: list[str] = []
+    texts: list[str] = []
     for part in options.parts:
-        own = settings_of(part, options)
-        found = cells(
-            [{"part": part, **setting, "seed": seed} for setting in own for seed in options.all_seeds],
+        settings = settings_of(part, options)
+        trainings = cells(
+            [{"part": part, **setting, "seed": seed} for setting in settings for seed in options.all_seeds],
             measure,
             folder,
             progress,
         )
-        rows = tables[part] = over_seeds(found, list(own[0]))
+        rows = tables[part] = over_seeds(trainings, list(settings[0]))
         figures[part] = Drawing(draw(part, rows, before[METRIC]), f"Recall@1 on unseen classes: {part}")
-        said += sentences(part, rows, before[METRIC])
+        texts += sentences(part, rows, before[METRIC])
         if part == "alpha":
-            said += [about_alpha(rows), setting_of(networks, options.steps)]
-    return Findings(tables, figures, said)
+            texts += [about_alpha(rows), setting_of(networks, options.steps)]
+    return Findings(tables, figures, texts)
 
 
 def draw(part: str, rows: Sequence[Row], before: float) -> Figure:
-    """A heat map, or lines."""
+    """Draw a heat map or lines."""
     if part in MAPS:
         x, y = MAPS[part]
         across, up = (len({row[name] for row in rows}) for name in (x, y))
@@ -185,7 +187,7 @@ def draw(part: str, rows: Sequence[Row], before: float) -> Figure:
     )
     with style.figure(4.6, 3.7) as drawn:
         axes = drawn.subplots()
-        # Before training, other dimensions start elsewhere.
+        # The metric before training depends on the dimension.
         draw_lines(axes, rows, x, "loss", METRIC, before=before if part == "scale" else None, spread=math.log2)
         axes.set(xlabel=words)
         name_lines(drawn, axes, columns=2)
@@ -193,20 +195,23 @@ def draw(part: str, rows: Sequence[Row], before: float) -> Figure:
 
 
 def sentences(part: str, rows: Sequence[Row], before: float) -> list[str]:
-    """The best setting, how far the others fall behind, and how many are as good."""
+    """Describe the best setting, the range of the others, and how many are as good."""
     result = []
     for loss in dict.fromkeys(row["loss"] for row in rows):
-        own = [row for row in rows if row["loss"] == loss]
-        if all(row[METRIC] is None for row in own):
+        loss_rows = [row for row in rows if row["loss"] == loss]
+        if all(row[METRIC] is None for row in loss_rows):
             result.append(f"{part}: {loss} diverged everywhere.")
             continue
-        top, low = best(own, METRIC), min(own, key=lambda row: math.inf if row[METRIC] is None else row[METRIC])
-        near = as_good(own, METRIC)
+        top, low = (
+            best(loss_rows, METRIC),
+            min(loss_rows, key=lambda row: math.inf if row[METRIC] is None else row[METRIC]),
+        )
+        near = as_good(loss_rows, METRIC)
         names = [name for name in top if name in LETTERS or name == "dimension"]
         where = listed([f"{LETTERS.get(name, name)} = {top[name]:g}" for name in names])
         text = (
             f"{part}, {loss}: Recall@1 from {per_cent(low, METRIC)} % to {per_cent(top, METRIC)} %, best at {where}; "
-            f"{len(near)} of {len(own)} settings lie within a point of it"
+            f"{len(near)} of {len(loss_rows)} settings lie within a point of it"
         )
         text += "".join(
             f"; {LETTERS.get(name, name)} from {min(values):g} to {max(values):g} among them"
@@ -219,16 +224,16 @@ def sentences(part: str, rows: Sequence[Row], before: float) -> list[str]:
 
 
 def about_alpha(rows: Sequence[Row]) -> str:
-    """Whether α above 16 is needed, as the paper has it, or at least as good."""
+    """State whether α above 16 is better, as in the paper."""
     known = [row for row in rows if row[METRIC] is not None]
     small, large = ([row for row in known if (row["alpha"] > ENOUGH) == is_large] for is_large in (False, True))
     if not small or not large:
-        return f"That α above {ENOUGH:g} is needed cannot be told without values on both sides of it."
+        return f"Whether α above {ENOUGH:g} is needed is unknown without values on both sides of it."
     top, other = best(large, METRIC), best(small, METRIC)
     gap = top[METRIC] - other[METRIC]
     widths = [row[METRIC + PLUS_MINUS] for row in (top, other)]
     sure = None not in widths and abs(gap) > math.hypot(*widths)
-    verdict = "cannot be told" if not sure else "holds" if gap > 0 else "does not hold"
+    verdict = "is unclear" if not sure else "holds" if gap > 0 else "does not hold"
     return (
         f"That α above {ENOUGH:g} is better than below (Kim et al., Section 4.4, on Cars) {verdict} here: α = "
         f"{top['alpha']:g} gives {100 * gap:+.1f} points to α = {other['alpha']:g}, the best of each side; on Cars "

@@ -1,9 +1,9 @@
-"""What a study is: options, a run, and findings that are written as files.
+"""The interface of studies: options, a run function, and findings written as files.
 
 A study is a module of this package with
 
     @dataclass(frozen=True)
-    class Options(StudyOptions):            # or HeadOptions, where heads are trained on a data set
+    class Options(StudyOptions):            # or HeadOptions, to train heads on a data set
         gammas: tuple[float, ...] = option((32.0, 64.0), "scales to try")
 
         def small(self) -> Self: ...        # the same study in a few seconds
@@ -11,8 +11,8 @@ A study is a module of this package with
     def run(options: Options, folder: Path, progress: Progress) -> Findings: ...
 
 `run_study` calls it and writes `study.yaml`, a CSV file for each table, a PNG and an SVG file for each figure, and
-`report.html`. Long sweeps go through `cells`: what is measured is kept at once, and a study that is run again in the
-same folder with the same options goes on from there, to the same files.
+`report.html`. Long sweeps use `cells`, which saves every result at once: a study that is run again in the same folder
+with the same options resumes, and writes the same files.
 """
 
 import importlib
@@ -40,33 +40,33 @@ from nearfar.training.config import TrainConfig, option
 from nearfar.training.options import ConfigError, Option, to_dict
 
 FILE, CELLS, PAGE = "study.yaml", "cells.jsonl", "report.html"
-DOTS_PER_INCH, COLOURS = 150, 128  # of PNG files
-SHOWN_ROWS = 200  # of a table, in the page; the CSV file has them all
+DOTS_PER_INCH, COLOURS = 150, 128  # for PNG files
+SHOWN_ROWS = 200  # rows of a table on the page; the CSV file has all
 
 Row = Mapping[str, Cell]
 Progress = Callable[[str], None]
-"""Is told, in a line, how far it is."""
+"""Called with a line of progress."""
 
 
 @dataclass(frozen=True)
 class StudyOptions(ABC):
-    """What every study takes. A field of a study's own is made with `option(default, help)`."""
+    """The options of every study. Subclasses add fields with `option(default, help)`."""
 
-    seed: int = option(0, "decides everything random")
+    seed: int = option(0, "seed of everything random")
 
     @abstractmethod
     def small(self) -> Self:
-        """The same study in a few seconds: for tests, and for a first look."""
+        """A version that takes a few seconds, for tests and first results."""
 
 
 @dataclass(frozen=True)
 class HeadOptions(StudyOptions):
-    """Of studies that train on a data set, most of them heads on cached features: DATA and the options of `nearfar
-    train` are in `config`.
+    """The options of studies that train on a data set, mostly heads on cached features. `config` has DATA and the
+    options of `nearfar train`.
     """
 
-    seeds: int = option(3, "trainings of every setting, from `seed` on")
-    classes: int | None = option(None, "use so many training and so many test classes alone, the first ones")
+    seeds: int = option(3, "trainings of every setting, with consecutive seeds from `seed`")
+    classes: int | None = option(None, "use only the first N training classes and N test classes")
     config: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class HeadOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, made with `nearfar.report.style.figure`; what is to be seen on it; whether it needs a page's width."""
+    """A figure made with `nearfar.report.style.figure`, its caption, and whether it takes the page's full width."""
 
     figure: Figure
     caption: str
@@ -92,12 +92,12 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found.
+    """The results of a study.
 
     Attributes:
-        tables: rows by name, which becomes NAME.csv; all rows of a table have the same keys.
-        figures: by name, which becomes NAME.png and NAME.svg.
-        sentences: what was found, made from the numbers.
+        tables: rows by name, written to NAME.csv; all rows of a table have the same keys.
+        figures: figures by name, written to NAME.png and NAME.svg.
+        sentences: the results in words, generated from the numbers.
     """
 
     tables: Mapping[str, Sequence[Row]]
@@ -119,43 +119,42 @@ def run_study(
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Findings:
-    """Run a study and write what it finds.
+    """Run a study and write its findings.
 
     Args:
-        name: of `nearfar.studies.STUDIES`.
-        options: the `Options` of the study's module; its defaults if not given.
-        out: the folder; studies/NAME-NUMBER by default. One that holds the same study with the same options is gone on
-            with.
-        progress: called with a line now and then; by default it goes to standard error.
+        name: a name in `nearfar.studies.STUDIES`.
+        options: the `Options` of the study's module; by default its defaults.
+        out: the folder; by default studies/NAME-NUMBER. The same study with the same options in this folder is resumed.
+        progress: called with lines of progress; by default prints them to standard error.
     """
     module = study_module(name)
     chosen: StudyOptions = module.Options() if options is None else options
     folder = numbered_folder("studies", name) if out is None else Path(out)
     say = progress or _say
     begin(folder, name, chosen)
-    say(f"{folder}: if this is stopped, the same command with --out {folder} goes on")
-    found: Findings = module.run(chosen, folder, say)
-    write(folder, name, chosen, found)
-    return found
+    say(f"{folder}: if this is stopped, the same command with --out {folder} resumes it")
+    findings: Findings = module.run(chosen, folder, say)
+    write(folder, name, chosen, findings)
+    return findings
 
 
 def begin(folder: Path, name: str, options: StudyOptions) -> None:
-    """Say in the folder which study is in it; refuse if it is another."""
+    """Record the study in its folder; reject a folder with another study."""
     text = described(name, options)
     path = folder / FILE
     if path.is_file():
         if path.read_text(encoding="utf-8") != text:
             raise ConfigError(
-                f"{folder} holds another study, or this one with other options (see {path}): choose another --out"
+                f"{folder} contains another study, or this one with other options (see {path}): choose another --out"
             )
         return
     if (folder / CELLS).exists():
-        raise ConfigError(f"{folder} has cells of a study and no {FILE}: choose another --out")
+        raise ConfigError(f"{folder} has results of a study but no {FILE}: choose another --out")
     write_file(path, text)
 
 
 def described(name: str, options: StudyOptions) -> str:
-    """The study and its options, as YAML."""
+    """Format the study and its options as YAML."""
     import yaml
 
     values = {"study": name, **to_dict(options)}
@@ -168,14 +167,14 @@ def cells(
     folder: Path,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Every setting with what it came to, in order: [{**setting, **values}, ...].
+    """Measure every setting, and return settings with results, in order: [{**setting, **values}, ...].
 
-    Each is kept in cells.jsonl of the folder as soon as it is measured, and not measured again when the study goes on
-    after a kill. `measure` must depend on its setting alone: neither on the order nor on the settings before it.
+    Each result is appended to cells.jsonl in the folder at once, and not measured again when the study is resumed.
+    `measure` must depend only on its setting, not on the order of the settings.
 
     Args:
-        settings: plain values of JSON, each setting once.
-        measure: gives plain values of JSON.
+        settings: settings of JSON values, each only once.
+        measure: returns JSON values.
     """
     journal = Journal(folder / CELLS)
     result = []
@@ -183,27 +182,27 @@ def cells(
         key = json.dumps(setting, sort_keys=True)
         entry = journal.get(key)
         if entry is None:
-            # By way of JSON, so that it is the same thing whether it was just measured or read.
+            # Converted by JSON, so that measured and loaded values are identical.
             entry = journal.add(key, values=json.loads(json.dumps(measure(setting))))
             progress(f"{number} of {len(settings)}: {_words({**setting, **entry['values']})}")
         result.append({**setting, **entry["values"]})
     return result
 
 
-def write(folder: Path, name: str, options: StudyOptions, found: Findings) -> None:
-    """All files of a finished study."""
-    for title, rows in found.tables.items():
+def write(folder: Path, name: str, options: StudyOptions, findings: Findings) -> None:
+    """Write all files of a finished study."""
+    for title, rows in findings.tables.items():
         _write_csv(folder / f"{title}.csv", rows)
-    for title, drawing in found.figures.items():
+    for title, drawing in findings.figures.items():
         write_figure(drawing.figure, folder / title)
     page = Page(f"Study: {name}", STUDIES[name])
     section = page.section("Findings")
-    for sentence in found.sentences:
+    for sentence in findings.sentences:
         section.paragraph(sentence)
-    for drawing in found.figures.values():
+    for drawing in findings.figures.values():
         section.figure(style.svg(drawing.figure), drawing.caption, wide=drawing.wide)
     section = page.section("Numbers")
-    for title, rows in found.tables.items():
+    for title, rows in findings.tables.items():
         more = f", {SHOWN_ROWS} of {len(rows):,} rows" if len(rows) > SHOWN_ROWS else ""
         header = list(rows[0]) if rows else []
         lines = [list(row.values()) for row in rows[:SHOWN_ROWS]]
@@ -213,22 +212,22 @@ def write(folder: Path, name: str, options: StudyOptions, found: Findings) -> No
 
 
 def write_figure(drawn: Figure, path: Path) -> None:
-    """PATH.png and PATH.svg, on white; the same figure gives the same files."""
+    """Write PATH.png and PATH.svg, on white; the same figure gives the same files."""
     from PIL import Image
 
     drawings = {kind: io.BytesIO() for kind in ("png", "svg")}
-    with style.figure():  # for its settings, which count when a figure is written too
+    with style.figure():  # its settings also apply to writing
         drawn.savefig(drawings["png"], format="png", facecolor="white", dpi=DOTS_PER_INCH)
         drawn.savefig(drawings["svg"], format="svg", facecolor="white", metadata={"Date": None})
     small = io.BytesIO()
-    with Image.open(drawings["png"]) as image:  # drawings have few colours: a palette takes a third of the space
+    with Image.open(drawings["png"]) as image:  # a palette takes a third of the space
         image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     for kind, content in (("png", small), ("svg", drawings["svg"])):
         write_file(path.with_name(f"{path.name}.{kind}"), content.getvalue())
 
 
 def own_options(kind: type[StudyOptions]) -> dict[str, Option]:
-    """The options of a study by name, but for those of its configuration."""
+    """The options of a study by name, except those of its configuration."""
     hints = typing.get_type_hints(kind)
     return {
         f.name: Option(f.name, hints[f.name], f.default, f.metadata["help"]) for f in fields(kind) if f.name != "config"

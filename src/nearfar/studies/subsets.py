@@ -1,17 +1,17 @@
-"""Batches that fit memory by choice: all samples are compared, and only those that matter go back through the network.
+"""Backpropagating subsets of a batch: all samples are compared, and only those that matter are backpropagated.
 
 Whole small networks are trained on
 
-    whole       batches of so many images
-    hard        of as many candidates, the part that weighs most in the loss
-    weighted    of as many candidates, a part drawn by its weight in the loss
-    random      of as many candidates, a part drawn alike
-    small       batches of the size of the part, nothing else compared
+    whole       whole batches
+    hard        the samples of the batch with the largest gradients
+    weighted    samples of the batch, drawn in proportion to their gradients
+    random      samples of the batch, drawn uniformly
+    small       batches of the subset's size, nothing else compared
 
-for the same arithmetic: a step of a part takes a forward pass of all and three of the part, a step of a whole batch
-three of all, and the number of steps is chosen by that. What else a step does takes time too, which the seconds show
-and which counts the more, the smaller the network is. Memory is that of a step, counted tensor by tensor, without the
-weights and what the optimiser keeps.
+with the same amount of arithmetic: a subset step takes one forward pass of the batch and three of the subset, a step of
+a whole batch three of the batch, which determines the numbers of steps. Other work in a step takes time too, as the
+seconds show, above all with small networks. Memory is that of a step, counted tensor by tensor, without the weights and
+the optimiser's state.
 
 References: Katharopoulos and Fleuret, ICML 2018, arXiv:1803.00942; Jiang et al., 2019, arXiv:1910.00762.
 """
@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from nearfar.compare.spaces import read_contestant
 from nearfar.compare.statistics import half_width
 from nearfar.report import style
-from nearfar.studies.boundary_figures import LOOKS
+from nearfar.studies.boundary_figures import STYLES
 from nearfar.studies.footprint import Footprint
 from nearfar.studies.networks import NetworkOptions, Networks
 from nearfar.studies.study import Drawing, Findings, Progress, cells
@@ -43,18 +43,18 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class Options(NetworkOptions):
-    """Of the study."""
+    """The options of the study."""
 
     losses: tuple[str, ...] = option(("ProxyAnchorLoss", "MultiSimilarityLoss"), "losses to compare")
-    batch: int = option(128, "images in a whole batch, and candidates")
-    keep: float = option(0.25, "the part of them that is backpropagated")
-    lengths: tuple[float, ...] = option((0.25, 0.5, 1.0), "of trainings, each to its end, in parts of `steps`")
+    batch: int = option(128, "images in a whole batch")
+    keep: float = option(0.25, "share of the batch that is backpropagated")
+    lengths: tuple[float, ...] = option((0.25, 0.5, 1.0), "lengths of separate trainings, as shares of `steps`")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_keep(self.keep)
         if not self.lengths or min(self.lengths) <= 0:
-            raise ConfigError("lengths are parts of steps, above 0, at least one")
+            raise ConfigError("lengths must be shares of steps, above 0, at least one")
         for name in self.losses:
             read_contestant(name)
 
@@ -64,13 +64,13 @@ class Options(NetworkOptions):
 
     @property
     def part(self) -> int:
-        """Images that are backpropagated."""
+        """The number of images that are backpropagated."""
         return max(1, round(self.keep * self.batch))
 
 
 def steps_for(method: str, steps: int, keep: float) -> int:
-    """Steps with the arithmetic of so many whole ones: in forward passes of a whole batch, one of which counts three
-    with its backward pass.
+    """The number of steps with the arithmetic of `steps` whole ones, counted in forward passes; forward and backward
+    count as three.
 
     >>> [steps_for(method, 70, 0.25) for method in ("whole", "hard", "small")]
     [70, 120, 280]
@@ -80,16 +80,16 @@ def steps_for(method: str, steps: int, keep: float) -> int:
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Every method, as long as it takes."""
+    """Train with every method and length."""
     networks = Networks(options.config, options.classes)
 
     def measure(setting: Mapping[str, Any]) -> dict[str, Any]:
         method, loss = setting["method"], read_contestant(setting["loss"])
         steps = steps_for(method, round(setting["length"] * options.steps), options.keep)
-        given: dict[str, Any] = {"batch_size": options.part if method == "small" else options.batch}
+        train_options: dict[str, Any] = {"batch_size": options.part if method == "small" else options.batch}
         if method not in ("whole", "small"):
-            given |= {"select": method, "keep": options.keep}
-        trained = networks.train(loss, setting["seed"], steps, options=given)
+            train_options |= {"select": method, "keep": options.keep}
+        trained = networks.train(loss, setting["seed"], steps, options=train_options)
         return {"steps": steps, "seconds": trained.looks[-1][1], METRIC: trained.recall}
 
     settings = [
@@ -99,27 +99,29 @@ def run(options: Options, folder: Path, progress: Progress) -> Findings:
         for method in METHODS
         for length in options.lengths
     ]
-    found = cells(settings, measure, folder, progress)
+    trainings = cells(settings, measure, folder, progress)
     memory = cells(
         [{"memory of": method, "loss": loss} for loss in options.losses for method in METHODS],
         lambda setting: {"megabytes": step_memory(networks, setting["memory of"], setting["loss"], options)},
         folder,
         progress,
     )
-    rows = over_seeds(found, ["loss", "method", "length", "steps"], [METRIC, "seconds"])
+    rows = over_seeds(trainings, ["loss", "method", "length", "steps"], [METRIC, "seconds"])
     sizes = {(row["loss"], row["memory of"]): row["megabytes"] for row in memory}
     for row in rows:
         row["megabytes"] = sizes[row["loss"], row["method"]]
     drawing = Drawing(
         draw(rows, options), "Recall@1 on unseen classes by time and by memory, means over seeds", wide=True
     )
-    return Findings({"subsets": rows, "trainings": found}, {"subsets": drawing}, sentences(rows, found, options))
+    return Findings(
+        {"subsets": rows, "trainings": trainings}, {"subsets": drawing}, sentences(rows, trainings, options)
+    )
 
 
 def step_memory(networks: Networks, method: str, loss: str, options: Options) -> float:
-    """Megabytes of tensors that a step makes and holds at once, the gradients of the weights among them."""
-    given: dict[str, Any] = {"batch_size": options.part if method == "small" else options.batch}
-    prepared = networks.prepare(read_contestant(loss), options.seed, 1, given)
+    """The peak megabytes of tensors that a step creates, including the gradients of the weights."""
+    train_options: dict[str, Any] = {"batch_size": options.part if method == "small" else options.batch}
+    prepared = networks.prepare(read_contestant(loss), options.seed, 1, train_options)
     embedder, loss_module = prepared.embedder.train(), prepared.loss
     batch = next(iter(prepared.loader))
 
@@ -129,7 +131,7 @@ def step_memory(networks: Networks, method: str, loss: str, options: Options) ->
         else:
             SubsetStep(embedder, loss_module, method, options.keep).step(batch.images, batch.labels)  # type: ignore[arg-type]
 
-    step()  # what is made once, such as room for the loss, is not of a step
+    step()  # the first step also allocates buffers
     embedder.zero_grad()
     loss_module.zero_grad()
     with Footprint() as footprint:
@@ -138,23 +140,23 @@ def step_memory(networks: Networks, method: str, loss: str, options: Options) ->
 
 
 def draw(rows: Sequence[Row], options: Options) -> Figure:
-    """Recall@1 by seconds, a line for each method; and by megabytes, in the end. A row of panels for each loss."""
+    """Draw Recall@1 by seconds, a line for each method, and the final one by megabytes; a row of panels per loss."""
     with style.figure(7.8, 3.1 * len(options.losses) + 0.5) as drawn:
         panels = drawn.subplots(len(options.losses), 2, squeeze=False, sharey="row", width_ratios=(1.5, 1))
         for loss, (by_time, by_memory) in zip(options.losses, panels, strict=True):
-            for method, (colour, line, marker) in zip(METHODS, LOOKS, strict=False):
-                own = [
+            for method, (colour, line, marker) in zip(METHODS, STYLES, strict=False):
+                method_rows = [
                     row for row in rows if (row["loss"], row["method"]) == (loss, method) and row[METRIC] is not None
                 ]
                 bars = {
-                    "yerr": [100 * (row[f"{METRIC} ±"] or 0) for row in own], "color": colour, "marker": marker,
+                    "yerr": [100 * (row[f"{METRIC} ±"] or 0) for row in method_rows], "color": colour, "marker": marker,
                     "markersize": 4.5, "elinewidth": 1, "capsize": 2,
                 }  # fmt: skip
-                values = [100 * row[METRIC] for row in own]
-                by_time.errorbar([row["seconds"] for row in own], values, linestyle=line, label=method, **bars)
+                values = [100 * row[METRIC] for row in method_rows]
+                by_time.errorbar([row["seconds"] for row in method_rows], values, linestyle=line, label=method, **bars)
                 last = {key: value[-1:] if isinstance(value, list) else value for key, value in bars.items()}
-                by_memory.errorbar([row["megabytes"] for row in own[-1:]], values[-1:], linestyle="", **last)
-            by_time.set(ylabel="Recall@1 in %", xlabel="seconds of the processor", title=loss, xlim=(0, None))
+                by_memory.errorbar([row["megabytes"] for row in method_rows[-1:]], values[-1:], linestyle="", **last)
+            by_time.set(ylabel="Recall@1 in %", xlabel="CPU seconds", title=loss, xlim=(0, None))
             most = max(row["megabytes"] for row in rows if row["loss"] == loss)
             by_memory.set(xlabel="megabytes of a step", title="the longest trainings", xlim=(0, 1.25 * most))
         name_lines(drawn, panels[0, 0], columns=5)
@@ -162,34 +164,34 @@ def draw(rows: Sequence[Row], options: Options) -> Figure:
 
 
 def sentences(rows: Sequence[Row], trainings: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
-    """What each method came to, for what time and memory."""
+    """Describe the results of each method with their time and memory."""
     result = []
     longest = max(options.lengths)
     for loss in options.losses:
-        own = {method: one(rows, loss=loss, method=method, length=longest) for method in METHODS}
+        by_method = {method: one(rows, loss=loss, method=method, length=longest) for method in METHODS}
         result.append(
             f"{loss}, batches of {options.batch}, {options.part} of them backpropagated, for the same arithmetic: "
             + "; ".join(
                 f"{method} {per_cent(row, METRIC)} % after {row['steps']} steps and {row['seconds']:.1f} s, "
                 f"{row['megabytes']:.1f} MB"
-                for method, row in own.items()
+                for method, row in by_method.items()
             )
             + "."
         )
-        for other, words in (("random", "a part at random"), ("small", "small batches"), ("whole", "whole batches")):
-            result.append(f"{loss}: the hard part {_compared(trainings, loss, other, longest, words)}")
+        for other, words in (("random", "a random subset"), ("small", "small batches"), ("whole", "whole batches")):
+            result.append(f"{loss}: the hard subset {_compared(trainings, loss, other, longest, words)}")
     return result
 
 
 def _compared(trainings: Sequence[Mapping[str, Any]], loss: str, other: str, length: float, words: str) -> str:
-    """Seed by seed, since the network starts alike."""
-    own = [t for t in trainings if (t["loss"], t["length"]) == (loss, length)]
-    values = {method: {t["seed"]: t[METRIC] for t in own if t["method"] == method} for method in ("hard", other)}
+    """Compare seed by seed, since networks of the same seed have the same start."""
+    selected = [t for t in trainings if (t["loss"], t["length"]) == (loss, length)]
+    values = {method: {t["seed"]: t[METRIC] for t in selected if t["method"] == method} for method in ("hard", other)}
     if any(value is None for each in values.values() for value in each.values()):
         return f"cannot be compared with {words}, since a training diverged."
     gains = [values["hard"][seed] - values[other][seed] for seed in values["hard"]]
     gain, width = float(np.mean(gains)), half_width(gains)
-    sure = abs(gain) > width  # never of a single seed, whose width is not a number
-    verdict = "cannot be told from" if not sure else "is better than" if gain > 0 else "is worse than"
+    sure = abs(gain) > width  # never for a single seed, whose width is NaN
+    verdict = "is not clearly different from" if not sure else "is better than" if gain > 0 else "is worse than"
     shown = "" if np.isnan(width) else f" ± {100 * width:.1f}"
     return f"{verdict} {words}, by {100 * gain:+.1f}{shown} points over {len(gains)} seeds."

@@ -1,4 +1,4 @@
-"""What the sweeps share: means over seeds with their intervals, and how they are drawn and put in words."""
+"""Means over seeds with their intervals, and their figures and texts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,17 @@ from nearfar.studies.heads import METRICS
 from nearfar.studies.heat import squares
 
 PLUS_MINUS = " ±"
-"""What follows the name of a metric in the name of its interval's column."""
-AS_GOOD = 0.01  # of the best: what is within it is called as good in sentences
+"""The suffix of a metric's name in the name of its interval's column."""
+AS_GOOD = 0.01  # settings within this difference of the best are called as good
 
 Row = dict[str, Any]
 
 
 def over_seeds(cells: Sequence[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str] = METRICS) -> list[Row]:
-    """One row for each combination of the values of `by`, in order: the mean of each metric over the seeds, half the
-    width of Student's 95 % interval of that mean (None of a single seed), and how many seeds there are.
+    """Average over seeds. Returns a row for each combination of the values of `by`, in order, with the mean of each
+    metric, half the width of Student's 95 % interval of it (None for a single seed), and the number of seeds.
 
-    A training that diverged has no metrics: it is left out of the mean, and counted.
+    Diverged trainings have no metrics: they are left out of the mean, and counted.
 
     >>> cells = [{"m": 1, "seed": s, "recall@1": r} for s, r in enumerate((0.5, 0.6, None))]
     >>> over_seeds(cells, ["m"], ["recall@1"])[0]["recall@1"], over_seeds(cells, ["m"], ["recall@1"])[0]["diverged"]
@@ -50,10 +50,10 @@ def over_seeds(cells: Sequence[Mapping[str, Any]], by: Sequence[str], metrics: S
 
 def one(rows: Sequence[Row], **values: Any) -> Row:
     """The row with these values."""
-    found = [row for row in rows if all(row[name] == value for name, value in values.items())]
-    if len(found) != 1:
-        raise KeyError(f"{len(found)} rows have {values}")
-    return found[0]
+    matches = [row for row in rows if all(row[name] == value for name, value in values.items())]
+    if len(matches) != 1:
+        raise KeyError(f"{len(matches)} rows have {values}")
+    return matches[0]
 
 
 def draw_lines(
@@ -67,42 +67,43 @@ def draw_lines(
     spread: Callable[[float], float] | None = None,
     shown: Callable[[float], str] = "{:g}".format,
 ) -> None:
-    """The metric by x in per cent, a line for each of the values of `series`, bars for the intervals over seeds.
+    """Draw the metric by x in per cent, a line for each value of `series`, with bars for the intervals over seeds.
 
     Args:
-        before: the metric before training, for a line across.
-        spread: where a value of x stands, such as `math.log2`; itself by default.
-        shown: the value of x in words.
+        before: the metric before training, drawn as a horizontal line.
+        spread: maps x to its position, such as `math.log2`; by default the identity.
+        shown: formats a value of x.
     """
-    place: Callable[[float], float] = spread or float
+    position: Callable[[float], float] = spread or float
     names = list(dict.fromkeys(row[series] for row in rows))
     marks = sorted({row[x] for row in rows})
-    nudge = 0.006 * (place(marks[-1]) - place(marks[0]))  # so that bars do not hide each other
+    nudge = 0.006 * (position(marks[-1]) - position(marks[0]))  # separates overlapping bars
     for number, name in enumerate(names):
         colour, line, marker = style.SERIES[number % len(style.SERIES)]
-        own = [row for row in rows if row[series] == name and row[metric] is not None]
-        where = [place(row[x]) + (number - (len(names) - 1) / 2) * nudge for row in own]
+        series_rows = [row for row in rows if row[series] == name and row[metric] is not None]
+        where = [position(row[x]) + (number - (len(names) - 1) / 2) * nudge for row in series_rows]
         axes.errorbar(
-            where, [100 * row[metric] for row in own], yerr=[100 * (row[metric + PLUS_MINUS] or 0) for row in own],
+            where, [100 * row[metric] for row in series_rows],
+            yerr=[100 * (row[metric + PLUS_MINUS] or 0) for row in series_rows],
             color=colour, linestyle=line, marker=marker, markersize=4.5, elinewidth=1, capsize=2, label=str(name),
         )  # fmt: skip
     if before is not None:
         axes.axhline(100 * before, color=style.FAINT, linewidth=1, linestyle=(0, (2, 2)), label="before training")
-    axes.set_xticks([place(mark) for mark in marks], [shown(mark) for mark in marks])
+    axes.set_xticks([position(mark) for mark in marks], [shown(mark) for mark in marks])
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set(ylabel=f"{metric_name(metric)} in %")
 
 
 def name_lines(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """The lines' names below all panels, where they hide nothing."""
+    """Draw the legend below all panels."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
 
 
 def draw_map(
     axes: Axes, rows: Sequence[Row], x: str, y: str, metric: str, limits: tuple[float, float] | None = None
 ) -> Any:
-    """The metric by x and y in per cent, a square each with its mean and interval over seeds; what it returns,
-    `Figure.colorbar` takes.
+    """Draw the metric by x and y in per cent, as squares with mean and interval over seeds; the result is an argument
+    for `Figure.colorbar`.
     """
     columns, lines = ([*dict.fromkeys(row[name] for row in rows)] for name in (x, y))
     values = np.full((len(lines), len(columns)), np.nan)
@@ -118,7 +119,7 @@ def draw_map(
 
 
 def metric_name(metric: str) -> str:
-    """As papers write it.
+    """A metric's name as papers write it.
 
     >>> metric_name("recall@1"), metric_name("map@r")
     ('Recall@1', 'MAP@R')
@@ -127,7 +128,7 @@ def metric_name(metric: str) -> str:
 
 
 def per_cent(row: Mapping[str, Any], metric: str, between: str = " ± ") -> str:
-    """A mean with its interval, in per cent, without the sign.
+    """Format a mean with its interval in per cent, without the sign.
 
     >>> per_cent({"recall@1": 0.5123, "recall@1 ±": 0.004}, "recall@1")
     '51.2 ± 0.4'
@@ -139,18 +140,18 @@ def per_cent(row: Mapping[str, Any], metric: str, between: str = " ± ") -> str:
 
 
 def best(rows: Sequence[Row], metric: str) -> Row:
-    """The row with the highest mean, the first of equals."""
+    """The row with the highest mean; of equal ones, the first."""
     return max((row for row in rows if row[metric] is not None), key=lambda row: float(row[metric]))
 
 
 def as_good(rows: Sequence[Row], metric: str) -> list[Row]:
-    """The rows whose mean is within a hundredth (a point) of the highest."""
+    """The rows whose mean is within 0.01 (a point) of the highest."""
     top = best(rows, metric)[metric]
     return [row for row in rows if row[metric] is not None and row[metric] >= top - AS_GOOD]
 
 
 def listed(values: Sequence[Any]) -> str:
-    """Values in words.
+    """Format values as a list.
 
     >>> listed([1, 2, 3])
     '1, 2 and 3'

@@ -1,4 +1,4 @@
-"""Embeddings of two or three dimensions, small enough to look at: a few characters, and a network trained live."""
+"""Two- and three-dimensional embeddings of a few characters, by a small network."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Toy:
 
 
 def characters(classes: int, seed: int) -> Toy:
-    """So many characters of the glyphs, 80 images each, flat."""
+    """Characters of the glyphs, 80 flattened images each."""
     table: Table = glyphs(classes=2 * classes, per_class=PER_CLASS, size=SIDE, difficulty=DIFFICULTY, seed=seed).split(
         "train"
     )
@@ -53,12 +53,12 @@ def train(
     seed: int,
     after: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Tensor, nn.Module]:
-    """Train a network of one hidden layer; give its embeddings of all images, as they come, and the loss.
+    """Train a network with one hidden layer. Returns its embeddings of all images, not normalised, and the loss.
 
     Args:
-        make_loss: is called once torch's generator is seeded.
-        steps: each of them with all images that are not held out.
-        after: is told of every step, with the embeddings of those images.
+        make_loss: called after torch's generator is seeded.
+        steps: number of steps, each on all images that are not held out.
+        after: called after every step, with the embeddings of these images.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -80,8 +80,8 @@ def train(
 
 
 def class_loss(config: LossConfig, classes: int, dimension: int) -> Loss:
-    """A loss with class vectors, which start far apart: in two dimensions a class cannot pass another, and a bad order
-    would stay.
+    """Build a loss with class vectors that start far apart: in two dimensions, classes cannot pass each other, so a bad
+    order would persist.
     """
     loss = build_loss((config,), classes, dimension)
     assert isinstance(loss, Loss) and loss.weight is not None
@@ -91,7 +91,7 @@ def class_loss(config: LossConfig, classes: int, dimension: int) -> Loss:
 
 
 def spread(classes: int, dimension: int) -> Tensor:
-    """Unit vectors far from each other: the corners of a polygon, or points on a spiral about the sphere."""
+    """Unit vectors far from each other: the corners of a polygon, or points on a spiral around the sphere."""
     number = torch.arange(classes, dtype=torch.float64)
     if dimension == 2:
         turn = 2 * math.pi * number / classes
@@ -105,7 +105,7 @@ def spread(classes: int, dimension: int) -> Tensor:
 
 
 def degrees(embeddings: Tensor, weight: Tensor) -> Floats:
-    """Angles (N, classes) between embeddings and class vectors."""
+    """The angles (N, classes) between embeddings and class vectors, in degrees."""
     cosines = normalize(embeddings.double()) @ normalize(weight.detach().double()).T
     angles: Floats = np.rad2deg(np.arccos(cosines.clamp(-1, 1).numpy()))
     return angles

@@ -1,9 +1,9 @@
-"""Trained on one set, tested on others: what a head knows of classes, and of kinds of images, that it has not seen.
+"""Transfer: heads trained on one data set are tested on others, with unseen classes and unseen kinds of images.
 
-With `--others`, DATA and these are the sets. Without, the parts of DATA: those of a column of its table (`--by`), or of
-glyphs their alphabets and their faces. A head is trained on the training rows of each set, and tested on the test
-classes of each: of its own set, which is zero-shot, and of the others, which is a shift of domain as well. What falls
-below the untrained features was harmed by training.
+With `--others`, the sets are DATA and these. Otherwise they are parts of DATA: by a column of its table (`--by`), or
+the alphabets and fonts of the glyphs. A head is trained on the training rows of each set, and tested on the test
+classes of each: of the same set (zero-shot), and of the others (with a domain shift). Training did harm if results are
+below those of the untrained features.
 """
 
 import unicodedata
@@ -30,25 +30,25 @@ from nearfar.training.options import ConfigError
 
 METRIC = "recall@1"
 FEATURES = "untrained features"
-FEWEST_CLASSES = 8  # of a set, in training and in the test
+FEWEST_CLASSES = 8  # classes of a set, for training and for testing
 FACES, ALPHABETS, SETS = "faces", "alphabets", "sets"
 Sets = Mapping[str, tuple[Table, Table]]
-"""Training and test rows by name."""
+"""Training and test rows by set."""
 
 
 @dataclass(frozen=True)
 class Options(HeadOptions):
-    """Of the study."""
+    """The options of the study."""
 
     trained_with: str = option("MultiSimilarityLoss", "the loss")
-    others: tuple[str, ...] = option((), "more data sets, with commas between them")
-    by: str | None = option(None, "a column of the data's table whose values are the sets; of glyphs: alphabets, faces")
+    others: tuple[str, ...] = option((), "more data sets, separated by commas")
+    by: str | None = option(None, "column of the table whose values are the sets; for glyphs: alphabets, faces")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         read_contestant(self.trained_with)
         if self.others and self.by is not None:
-            raise ConfigError("--others are sets of their own, --by makes sets of one: give one of them")
+            raise ConfigError("--others names further sets, --by divides one set: leave one of them out")
 
     def small(self) -> Self:
         config = replace(self.config, max_steps=3)
@@ -57,7 +57,7 @@ class Options(HeadOptions):
 
 
 def families(options: Options, config: TrainConfig, say: Progress | None = None) -> dict[str, Sets]:
-    """The sets to be trained on and tested on, by what makes them different."""
+    """The families of sets, by what distinguishes the sets."""
     train, test = rows = read_rows(config, options.classes, say)
     if options.others:
         sets = {Path(config.data.path).name: rows}
@@ -65,7 +65,7 @@ def families(options: Options, config: TrainConfig, say: Progress | None = None)
             other = replace(config, data=replace(config.data, path=path_of(path), layout=None))
             sets[Path(path).name] = read_rows(other, options.classes, say)
         if len(sets) <= len(options.others):
-            raise ConfigError("two of the data sets have the same name: tell them apart by the names of their folders")
+            raise ConfigError("two of the data sets have the same name: rename a folder")
         return {SETS: sets}
     if train.embedded:
         kinds = (ALPHABETS, FACES) if options.by is None else (options.by,)
@@ -73,12 +73,14 @@ def families(options: Options, config: TrainConfig, say: Progress | None = None)
             raise ConfigError(f"glyphs differ by alphabets and by faces, not by {unknown[0]}")
         return {kind: parted(train, test, glyph_parts(train, kind), glyph_parts(test, kind)) for kind in kinds}
     if options.by is None:
-        raise ConfigError(f"{train.name} is one set: give more of them as --others, or a column of its table as --by")
+        raise ConfigError(
+            f"{train.name} is only one set: name others with --others, or a column of its table with --by"
+        )
     return {options.by: parted(train, test, column(train, options.by), column(test, options.by))}
 
 
 def column(table: Table, name: str) -> list[str]:
-    """The values of a column, as names."""
+    """The values of a column as names."""
     if name not in table.columns:
         raise ConfigError(f"{table.name} has no column {name}, only {', '.join(table.columns) or 'labels'}")
     names = table.names.get(name)
@@ -86,8 +88,8 @@ def column(table: Table, name: str) -> list[str]:
 
 
 def glyph_parts(table: Table, kind: str) -> list[str]:
-    """The alphabet of every row, by the first word of the letter's name (what is no letter is a symbol); or the family
-    of its face: DejaVu Sans, its monospaced one, DejaVu Serif, and STIX.
+    """The alphabet of every row, by the first word of its character's name (or Symbols), or its font family: DejaVu
+    Sans, DejaVu Sans Mono, DejaVu Serif or STIX.
     """
     if kind == ALPHABETS:
         return [_alphabet(table.label_name(row)) for row in range(len(table))]
@@ -100,53 +102,53 @@ def _alphabet(character: str) -> str:
 
 
 def parted(train: Table, test: Table, train_parts: Sequence[str], test_parts: Sequence[str]) -> Sets:
-    """The rows of each part that has enough classes of at least two images both to train on and to test."""
-    found = {}
+    """The rows of each part that has enough classes with at least two images for training and for testing."""
+    result = {}
     for part in sorted(set(train_parts) & set(test_parts)):
         tables = []
         for table, parts in ((train, train_parts), (test, test_parts)):
-            own = table.select(np.array(parts) == part)
-            sizes = np.bincount(own.labels[own.labels >= 0], minlength=1)
-            tables.append(own.select(sizes[own.labels] >= 2))
+            rows = table.select(np.array(parts) == part)
+            sizes = np.bincount(rows.labels[rows.labels >= 0], minlength=1)
+            tables.append(rows.select(sizes[rows.labels] >= 2))
         if all(table.num_classes >= FEWEST_CLASSES for table in tables):
-            found[part] = (tables[0].compact(), tables[1])
-    if len(found) < 2:
+            result[part] = (tables[0].compact(), tables[1])
+    if len(result) < 2:
         raise ConfigError(
-            f"transfer needs two sets of at least {FEWEST_CLASSES} classes of two images, in training and in the test, "
-            f"and there are {len(found)}"
+            f"transfer needs two sets with at least {FEWEST_CLASSES} classes of two images for training and for "
+            f"testing, but there are {len(result)}"
         )
-    return found
+    return result
 
 
 def run(options: Options, folder: Path, progress: Progress) -> Findings:
-    """Train on every set, test on all."""
+    """Train on every set, and test on all."""
     tables: dict[str, list[Row]] = {}
     figures: dict[str, Drawing] = {}
-    said: list[str] = []
+    texts: list[str] = []
     for kind, sets in families(options, study_config(options.config), progress).items():
         settings = [{"by": kind, "trained on": FEATURES, "seed": options.seed}]
         settings += [{"by": kind, "trained on": name, "seed": seed} for name in sets for seed in options.all_seeds]
-        found = cells(settings, Trainings(options, sets).measure, folder, progress)
+        trainings = cells(settings, Trainings(options, sets).measure, folder, progress)
         long = [
             {"trained on": cell["trained on"], "tested on": name, "seed": cell["seed"], METRIC: cell[name]}
-            for cell in found
+            for cell in trainings
             for name in sets
         ]
         tables[kind] = over_seeds(long, ["trained on", "tested on"], [METRIC])
         figures[kind] = Drawing(draw(tables[kind], list(sets)), f"Recall@1 on unseen classes, by {kind}")
-        said += sentences(tables[kind], list(sets), kind)
-    return Findings(tables, figures, said)
+        texts += sentences(tables[kind], list(sets), kind)
+    return Findings(tables, figures, texts)
 
 
 class Trainings:
-    """Heads on each of the sets; what is made for the last one is kept."""
+    """Trains heads on each of the sets; caches the features of the last one."""
 
     def __init__(self, options: Options, sets: Sets):
         self._options, self._sets = options, sets
         self._last: tuple[str, Heads] | None = None
 
     def measure(self, setting: Mapping[str, Any]) -> Measured:
-        """Recall@1 on every set's test rows, by its name."""
+        """Recall@1 on the test rows of every set, by its name."""
         name = setting["trained on"]
         if name == FEATURES:
             return self._untrained()
@@ -156,10 +158,10 @@ class Trainings:
         workbench = heads.workbench
 
         def look() -> Measured:
-            found = {}
+            result = {}
             for other, (_, test) in self._sets.items():
-                found[other] = measured(embed(workbench.embedder, test, workbench.config), test)[METRIC]
-            return found
+                result[other] = measured(embed(workbench.embedder, test, workbench.config), test)[METRIC]
+            return result
 
         trained = heads.train(read_contestant(self._options.trained_with), setting["seed"], look=look)
         return trained or dict.fromkeys(self._sets)
@@ -193,11 +195,11 @@ def draw(rows: Sequence[Row], names: Sequence[str]) -> Figure:
 
 
 def sentences(rows: Sequence[Row], names: Sequence[str], kind: str) -> list[str]:
-    """Where training on another set helped, and where only training on the same did."""
+    """Describe the gains by training on the same set and on other sets."""
     values = {(row["trained on"], row["tested on"]): row[METRIC] for row in rows}
     if any(value is None for value in values.values()):
         return [f"By {kind}: some of the trainings diverged."]
-    own = np.mean([values[name, name] - values[FEATURES, name] for name in names])
+    same_set = np.mean([values[name, name] - values[FEATURES, name] for name in names])
     pairs = [(a, b) for a in names for b in names if a != b]
     gains = {pair: values[pair] - values[FEATURES, pair[1]] for pair in pairs}
     helped = sum(gain > 0 for gain in gains.values())
@@ -205,8 +207,8 @@ def sentences(rows: Sequence[Row], names: Sequence[str], kind: str) -> list[str]
     worst = min(gains, key=lambda pair: gains[pair])
     elsewhere = 100 * np.mean(list(gains.values()))
     return [
-        f"By {kind}: training on the same set gained {100 * own:+.1f} points of Recall@1 over the untrained features "
-        f"on average, on another set {elsewhere:+.1f}; {helped} of {len(pairs)} transfers gained.",
+        f"By {kind}: training on the same set gained {100 * same_set:+.1f} points of Recall@1 over the untrained "
+        f"features on average, on another set {elsewhere:+.1f}; {helped} of {len(pairs)} transfers gained.",
         f"By {kind}: {diagonal} of {len(names)} sets are served best by training on themselves; the worst transfer, "
         f"from {worst[0]} to {worst[1]}, changed Recall@1 by {100 * gains[worst]:+.1f} points.",
     ]

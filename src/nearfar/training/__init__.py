@@ -1,17 +1,17 @@
-"""Training: from a folder of pictures to a measured model, resumable at every step.
+"""Training: from a folder of images to an evaluated model, resumable at every step.
 
 config.py, options.py    one tree of options: Python, YAML and the command line
-train.py                 train: opens, splits, builds, checks, trains, measures
-learner.py, recorder.py  a step; what happens around the steps
+train.py                 `train`: open, split, build, check, train, evaluate
+learner.py, recorder.py  one training step; curves, validation and checkpoints between steps
 runs.py                  the run folder
-gradcache.py, subset.py   large batches in little memory: with the gradients of the whole, or of the samples that matter
-optimisers.py            rates, schedules, clipping, averaged weights
-checks.py, doctor.py     refusals before training; what is wrong with a batch
-recipes                  the papers' protocols
+gradcache.py, subset.py  large batches in little memory: exact gradients, or those of the samples that matter
+optimisers.py            learning rates, schedules, clipping, averaged weights
+checks.py, doctor.py     checks before training; diagnosis of a batch
+recipes                  the protocols of papers
 
     run = nearfar.train("photos", loss="CircleLoss", freeze=True)
     run.metrics["after"]["recall@1"]
 
-Needs the packages of `pip install 'nearfar[training]'`. What is listed here is imported where it is used, since
-Lightning takes seconds to load.
+Requires `pip install 'nearfar[training]'`. These modules are imported where they are used, since Lightning takes
+seconds to load.
 """

@@ -1,9 +1,9 @@
-"""What a loss gets out of a batch: which pairs, or samples, have a gradient.
+"""Which pairs or samples of a batch have a gradient.
 
-How active pairs are found. A loss that sees its samples through their similarities s_ij alone has the gradient
-Σ_j H_ij x_j at x_i, where H_ij = ∂L/∂s_ij + ∂L/∂s_ji. Every x_i is given a dimension of its own, in which it has a very
-small part of its length. Then x_j is the only other sample with anything in dimension j, and there the gradient at x_i
-is H_ij times that part: to be read off, whatever the loss.
+A loss that depends only on the similarities s_ij of its samples has the gradient Σ_j H_ij x_j at x_i, where
+H_ij = ∂L/∂s_ij + ∂L/∂s_ji. To read off H for any loss, every x_i gets an extra dimension, which holds a very small part
+of its length. Only x_j is non-zero in extra dimension j, so the gradient at x_i in that dimension is H_ij times that
+small length.
 """
 
 import contextlib
@@ -19,38 +19,38 @@ from nearfar.errors import InputError
 from nearfar.losses import Loss, SumLoss
 from nearfar.losses.catalogue.towers import TwoTowerLoss
 
-OWN_LENGTH = 1e-4  # of a vector, in its own dimension: similarities change by 1e-8 of themselves
-ACTIVE = 1e-3  # of the strongest gradient
-NOTHING = 1e-12  # a gradient that is rounding alone
-MOST_PAIRED = 1024  # samples; beyond, which would take seconds, gradients are looked at by sample
+OWN_LENGTH = 1e-4  # share of a vector's length in its extra dimension; changes similarities by a factor of 1e-8
+ACTIVE = 1e-3  # share of the strongest gradient
+NOTHING = 1e-12  # gradients below are rounding errors
+MOST_PAIRED = 1024  # samples; pairs of more take seconds, so only gradients by sample are computed
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What the loss gets out of the batch. A share is None where it does not apply.
+    """Loss, gradient norm and active shares of a batch. A share is None where it does not apply.
 
-    A pair (a sample) is active if the loss's gradient by its similarity (at its embedding) is more than 0.001 of the
-    strongest of its kind.
+    A pair is active if the gradient by its similarity exceeds 0.001 of the strongest of its kind; a sample, if the
+    gradient at its embedding does.
     """
 
     loss: float
-    gradient_norm: float  # of all embeddings together
+    gradient_norm: float  # over all embeddings
     positives: float | None  # share of the positive pairs that are active
     negatives: float | None
     samples: float | None  # share of the samples with a gradient
 
 
 def activity(x: Tensor, labels: Tensor, loss: nn.Module) -> Activity:
-    """What the loss gets out of embeddings (N, D); it stays as it was, and so do the random generators."""
+    """Compute the activity of embeddings (N, D). The loss's state and the random generators do not change."""
     if any(isinstance(part, TwoTowerLoss) for part in loss.modules()):
-        raise InputError(f"{type(loss).__name__} is of two towers: a batch of embeddings and labels says nothing of it")
+        raise InputError(f"{type(loss).__name__} compares two towers: it needs two batches, not embeddings and labels")
     with _undisturbed(loss, x.device):
         leaf = x.clone().requires_grad_()
         value = loss(leaf, labels)
         value = value.sum() if value.ndim else value
         gradient = torch.autograd.grad(value, leaf)[0].double()
         positives = negatives = None
-        if _compares_samples_alone(loss) and len(x) <= MOST_PAIRED:
+        if _compares_only_samples(loss) and len(x) <= MOST_PAIRED:
             positives, negatives = _active_pairs(x, labels, loss)
     return Activity(
         loss=float(value.detach()),
@@ -61,10 +61,10 @@ def activity(x: Tensor, labels: Tensor, loss: nn.Module) -> Activity:
     )
 
 
-def _compares_samples_alone(loss: nn.Module) -> bool:
-    """Whether it is a function of the similarities within the batch, and of nothing else."""
+def _compares_only_samples(loss: nn.Module) -> bool:
+    """Whether the loss depends only on the similarities within the batch."""
     if isinstance(loss, SumLoss):
-        return all(map(_compares_samples_alone, loss.losses.values()))
+        return all(map(_compares_only_samples, loss.losses.values()))
     return isinstance(loss, Loss) and not loss.class_level and loss.only_products
 
 
@@ -90,7 +90,7 @@ def _share_active(gradient: Tensor) -> float | None:
 
 @contextlib.contextmanager
 def _undisturbed(loss: nn.Module, device: torch.device) -> Iterator[None]:
-    """The loss in evaluation, so that memories, centres and counters stay; what it draws is not drawn; quiet."""
+    """Keep the loss's memories, centres and counters and the random generators unchanged, and silence warnings."""
     modes = {module: module.training for module in loss.modules()}
     loss.eval()
     try:
@@ -107,7 +107,7 @@ def _undisturbed(loss: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def share_a_label(labels: Tensor, rows: slice) -> Tensor:
-    """(b, N): which pairs share a label."""
+    """Mask (b, N) of the pairs that share a label."""
     if labels.ndim == 1:
         return labels[rows, None] == labels
     tags = (labels != 0).double()

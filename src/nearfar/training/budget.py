@@ -1,8 +1,8 @@
-"""`--budget`: what to train, on images of which size and for how long, so that all of it ends in time.
+"""`--budget`: choose what to train, the image size and the epochs so that the run ends in time.
 
-The features of all images are computed first: they are needed whatever is trained. Then one step of each way to train
-is timed, and the best way is chosen of which enough epochs fit into what is left. What was chosen becomes part of the
-configuration; a deadline ends training early where the machine has become slower.
+The features of all images are computed first: every way to train needs them. Then one step of each way is timed, and
+the best way is chosen that fits enough epochs into the remaining time. The choice becomes part of the configuration;
+a deadline ends training early if the machine turns out slower.
 """
 
 import time
@@ -13,7 +13,7 @@ from nearfar.data import Table
 from nearfar.data.opening import reopen
 from nearfar.foundation.durations import duration, read_seconds
 from nearfar.training.build import build_embedder
-from nearfar.training.candidates import features_alone, on_cached_features
+from nearfar.training.candidates import features_only, on_cached_features
 from nearfar.training.config import TrainConfig
 from nearfar.training.defaults import resolve
 from nearfar.training.measure import embed
@@ -22,16 +22,16 @@ from nearfar.training.progress import Display
 from nearfar.training.splits import Parts, split
 from nearfar.training.timing import Costs, Counts, counted, lower_part, measured, training_time
 
-SAFETY = 0.8  # of the time that is left is planned with: steps may turn out slower than the one that was timed
-RESERVED, RESERVED_SHARE = 10.0, 0.06  # seconds, and share of the budget: to measure, and to write the report
+SAFETY = 0.8  # share of the remaining time to plan with: steps may be slower than the timed one
+RESERVED, RESERVED_SHARE = 10.0, 0.06  # seconds, and share of the budget, for evaluation and report
 SMALLEST = 96  # pixels
-FOR_FEATURES = 0.75  # share of the time: a head on them is trained in seconds, and smaller images cost much quality
+FOR_FEATURES = 0.75  # share of the time: a head trains on them in seconds, and smaller images cost much quality
 WAYS = {"everything": "the whole network", "upper": "the upper blocks", "head": "the head, on cached features"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One of `WAYS` to train, for how many epochs, in how many folds, and the seconds that it will take."""
+    """One of `WAYS` to train, with its epochs, folds and estimated seconds."""
 
     way: str
     epochs: int
@@ -40,10 +40,10 @@ class Plan:
 
 
 def plan(costs: Costs, counts: Counts, seconds: float) -> Plan | None:
-    """The best way to train for which there is time; None if there is for none.
+    """Choose the best way to train that fits into the time; None if none fits.
 
     >>> costs, counts = Costs(0.01, 0.05, 0.03, 0.0005), Counts(1000, 100, 1000, 1, 5)
-    >>> [found.way if (found := plan(costs, counts, seconds)) else None for seconds in (1, 30, 120, 1000)]
+    >>> [best.way if (best := plan(costs, counts, seconds)) else None for seconds in (1, 30, 120, 1000)]
     [None, 'head', 'upper', 'everything']
     """
     for way, folds, fewest, most in (
@@ -63,11 +63,11 @@ def plan(costs: Costs, counts: Counts, seconds: float) -> Plan | None:
 
 
 class Budget:
-    """A time in which a run is to end, counted from here.
+    """The time in which a run has to end, counted from construction.
 
     Args:
-        text: such as 10min.
-        clock: tells seconds.
+        text: a duration such as 10min.
+        clock: returns seconds.
     """
 
     def __init__(self, text: str, clock: Callable[[], float] = time.monotonic):
@@ -76,11 +76,11 @@ class Budget:
 
     @property
     def deadline(self) -> float:
-        """When training has to end, by the clock: the rest is for measuring and for the report."""
+        """When training has to end, by the clock; the rest is for evaluation and the report."""
         return self._began + self.seconds - RESERVED - RESERVED_SHARE * self.seconds
 
     def fitted(self, config: TrainConfig, table: Table, display: Display) -> TrainConfig:
-        """The configuration with everything chosen that decides how long training takes; what was given stays."""
+        """Fill in the settings that decide how long training takes; those already set stay."""
         elsewhere = None if config.data.test is None else reopen(config.data.test)
         parts, heads = (
             replace(split(table, config.data, config.seed, frozen=frozen), elsewhere=elsewhere)
@@ -94,8 +94,8 @@ class Budget:
         if chosen is None:
             raise ConfigError(
                 f"--budget {self.text} is too short for {table.name}: {duration(self._clock() - self._began)} went "
-                f"into the features of its {len(table):,} images, and no way to train fits into the rest. Give more "
-                "time, or less data"
+                f"into the features of its {len(table):,} images, and no way to train fits into the rest. Allow more "
+                "time, or use less data"
             )
         epochs = config.epochs or chosen.epochs
         folds = f", in {chosen.folds} folds and once more on all classes" if chosen.folds > 1 else ""
@@ -110,7 +110,7 @@ class Budget:
         return replace(config, model=model, data=replace(config.data, folds=chosen.folds), epochs=epochs)
 
     def _sized(self, config: TrainConfig, seconds: float, parts: Parts, display: Display) -> TrainConfig:
-        """Smaller images where the features of all of them would take too much of the time."""
+        """Reduce the image size where computing the features would take too much of the time."""
         left = self.deadline - self._clock()
         size = build_embedder(resolve(config, parts.train)).preprocess.size
         if seconds <= FOR_FEATURES * left or config.data.size is not None or not isinstance(size, int):
@@ -121,9 +121,9 @@ class Budget:
 
 
 def compute_features(config: TrainConfig, parts: Parts, display: Display) -> None:
-    """Have the features of all images in the cache, where the trunk is one whose features are kept."""
+    """Compute the features of all images into the cache, if the trunk is pretrained."""
     config = resolve(config, parts.train)
-    network = features_alone(config)
+    network = features_only(config)
     for table in (parts.table, parts.elsewhere):
         if network is not None and table is not None and table.images is not None:
             with display.looking("features", len(table)) as advance:

@@ -1,4 +1,4 @@
-"""The model and the loss that a configuration describes."""
+"""Build the model and the loss of a configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from nearfar.training.options import ConfigError, loss_info
 
 
 def build_embedder(config: TrainConfig, label_names: tuple[str, ...] = ()) -> Embedder:
-    """The embedder of a resolved configuration; its weights are drawn from torch's generator."""
+    """Build the embedder of a resolved configuration; random weights come from torch's generator."""
     model = config.model
     try:
         embedder = _embedder(model, label_names)
@@ -53,28 +53,28 @@ def _embedder(model: ModelConfig, label_names: tuple[str, ...]) -> Embedder:
     )
 
 
-def prepared(own: EvalTransform, data: DataConfig) -> EvalTransform:
-    """How the trunk wants its images, with what the configuration has chosen otherwise."""
+def prepared(default: EvalTransform, data: DataConfig) -> EvalTransform:
+    """The trunk's transform with the changes that the configuration asks for."""
     if data.test_size is not None and data.size is None:
-        raise ConfigError("data.test_size is the size in evaluation: give data.size, that in training, too")
-    size = data.test_size or data.size or own.size
-    crop = own.crop if data.framing is None else data.framing == "crop"
+        raise ConfigError("data.test_size, the size in evaluation, needs data.size, the size in training")
+    size = data.test_size or data.size or default.size
+    crop = default.crop if data.framing is None else data.framing == "crop"
     resize = None
     if crop:
         longest = max(size if isinstance(size, tuple) else (size, size))
-        usual = 8 / 7 if own.resize is None else own.resize / max(own.height_width)
+        usual = 8 / 7 if default.resize is None else default.resize / max(default.height_width)
         resize = data.resize or round(longest * usual)
     elif data.resize is not None:
-        raise ConfigError("data.resize is for the centre crop: it does not go with framing stretch")
-    interpolation = data.interpolation or own.interpolation
-    return replace(own, size=size, resize=resize, crop=crop, interpolation=interpolation)
+        raise ConfigError("data.resize applies to the centre crop: it does not go with framing stretch")
+    interpolation = data.interpolation or default.interpolation
+    return replace(default, size=size, resize=resize, crop=crop, interpolation=interpolation)
 
 
 def build_loss(configured: tuple[LossConfig, ...], num_classes: int, embedding_size: int) -> nn.Module:
-    """The loss, or the weighted sum of losses; class weights are drawn from torch's generator."""
+    """Build the loss, or the weighted sum of losses; class weights are drawn from torch's generator."""
     if configured and all(is_penalty(loss) for loss in configured):
         name = configured[0].name
-        raise ConfigError(f"{name} is a penalty, to be added to a loss: --loss 'ProxyAnchorLoss + 0.1 * {name}'")
+        raise ConfigError(f"{name} is a penalty: add it to a loss, such as --loss 'ProxyAnchorLoss + 0.1 * {name}'")
     parts = [_build_one(loss, num_classes, embedding_size) for loss in configured]
     if len(parts) == 1 and configured[0].weight == 1:
         return parts[0]
@@ -82,32 +82,32 @@ def build_loss(configured: tuple[LossConfig, ...], num_classes: int, embedding_s
 
 
 def is_penalty(loss: LossConfig) -> bool:
-    """Whether it is a penalty of binary codes, and no loss by itself."""
+    """Whether this is a penalty on binary codes, which is not a loss by itself."""
     return bool(loss_info(loss.name).level == "penalty")
 
 
 def check_penalties(config: TrainConfig) -> None:
-    """Refuse penalties of binary codes where there are none."""
-    found = [loss.name for loss in config.loss if is_penalty(loss)]
-    if found and config.model.head != "hash":
-        raise ConfigError(f"{found[0]} is a penalty of binary codes: it goes with --head hash, not {config.model.head}")
+    """Reject penalties on binary codes for models without codes."""
+    penalties = [loss.name for loss in config.loss if is_penalty(loss)]
+    if penalties and config.model.head != "hash":
+        raise ConfigError(f"{penalties[0]} is a penalty on binary codes: it needs --head hash, not {config.model.head}")
 
 
 def _build_one(loss: LossConfig, num_classes: int, embedding_size: int) -> nn.Module:
     info = loss_info(loss.name)
     if info.level == "towers":
         raise ConfigError(
-            f"{loss.name} compares two views of the same samples, without labels: it does not train on labels; "
-            "SupConLoss and NTXentLoss are its relatives with labels"
+            f"{loss.name} compares two views of the same samples and takes no labels: with labels use SupConLoss or "
+            "NTXentLoss"
         )
-    own: dict[str, Any] = dict(loss.arguments)
+    kwargs: dict[str, Any] = dict(loss.arguments)
     if loss.class_level and "num_classes" not in info.arguments:
         raise ConfigError(f"{loss.name} has no class-level form: leave class_level out")
     if info.level in ("class", "proxy") or loss.class_level:
-        given = {"num_classes": num_classes, "embedding_size": embedding_size}
-        own |= {name: value for name, value in given.items() if name in info.arguments}
+        sizes = {"num_classes": num_classes, "embedding_size": embedding_size}
+        kwargs |= {name: value for name, value in sizes.items() if name in info.arguments}
     try:
-        built: nn.Module = getattr(losses, loss.name)(**own)
+        built: nn.Module = getattr(losses, loss.name)(**kwargs)
         if loss.dims is not None:
             built = MatryoshkaLoss(built, loss.dims)
         if loss.memory is not None:

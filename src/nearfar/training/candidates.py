@@ -1,7 +1,7 @@
-"""What a run may keep: the pretrained features as they are, the model as it starts, or the trained one.
+"""The candidates that a run may keep: the pretrained features, the initial model and the trained model.
 
-Training can make things worse, above all where there is little to learn from. So all three are measured, held-out
-classes decide what is kept, and one sentence says what training was worth.
+Training can make a model worse, above all on little data. So all three are evaluated, held-out classes decide which
+one is kept, and one sentence states what training gained.
 """
 
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ from nearfar.training.defaults import is_pretrained
 from nearfar.training.measure import Floats, measure
 from nearfar.training.world import World
 
-SURE = 0.9  # confidence of the interval over held-out classes that has to lie above the features
+SURE = 0.9  # confidence of the interval over held-out classes; the gain over the features must be positive in it
 CANDIDATES = {
     "features": "the pretrained features",
-    "start": "the model as it starts",
+    "start": "the initial model",
     "trained": "the trained model",
 }
 
 
-def features_alone(config: TrainConfig) -> Embedder | None:
-    """The pretrained trunk without a head; None where there is none, or the model starts as just that."""
+def features_only(config: TrainConfig) -> Embedder | None:
+    """The pretrained trunk without a head; None without pretrained weights, or if the model has no head anyway."""
     model = config.model
     if model.head == "none" or not (model.backbone == "features" or is_pretrained(model.backbone or "", model.weights)):
         return None
@@ -37,7 +37,7 @@ def features_alone(config: TrainConfig) -> Embedder | None:
 
 
 def without_head(model: ModelConfig) -> ModelConfig:
-    """The trunk of a model as it came."""
+    """The configuration of the model's unchanged trunk."""
     return replace(
         model,
         head="none",
@@ -52,14 +52,14 @@ def without_head(model: ModelConfig) -> ModelConfig:
 
 
 def on_cached_features(config: TrainConfig) -> TrainConfig:
-    """The configuration that embeds with a trunk as it came: its features are taken from the cache."""
+    """The configuration that takes the features of an unchanged pretrained trunk from the cache."""
     pretrained = is_pretrained(config.model.backbone or "", config.model.weights)
     return replace(config, model=replace(config.model, freeze=True)) if pretrained else config
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A candidate's metrics, and their values for every query."""
+    """A candidate's metrics, in total and per query."""
 
     metrics: Mapping[str, Any]
     queries: Mapping[str, NDArray[np.float64]]
@@ -69,15 +69,15 @@ class Measured:
     def of(
         cls, embeddings: Floats, table: Table, config: TrainConfig, world: World | None = None, *, binary: bool
     ) -> "Measured":
-        """Embeddings of a table's rows, measured as its splits and cameras say."""
-        found = measure(embeddings, table, config.evaluation.ks, binary=binary, per_query=True, world=world)
-        queries, labels = found.pop("per_query", {}), found.pop("query_labels", np.zeros(0, np.int64))
-        numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+        """Evaluate embeddings of a table's rows by its splits and cameras."""
+        metrics = measure(embeddings, table, config.evaluation.ks, binary=binary, per_query=True, world=world)
+        queries, labels = metrics.pop("per_query", {}), metrics.pop("query_labels", np.zeros(0, np.int64))
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         return cls(numbers, queries, labels)
 
     @classmethod
     def pooled(cls, parts: "list[Measured]") -> "Measured":
-        """Of folds: the mean over the queries of all of them."""
+        """Pool the folds: metrics are means over the queries of all of them."""
         labels = np.concatenate([part.labels for part in parts])
         names = [name for name in parts[0].queries if all(name in part.queries for part in parts)]
         queries = {name: np.concatenate([part.queries[name] for part in parts]) for name in names}
@@ -85,15 +85,15 @@ class Measured:
 
     @property
     def classes(self) -> int:
-        """How many classes the queries are of."""
+        """The number of classes among the queries."""
         return len(np.unique(self.labels))
 
     def to_dict(self) -> dict[str, Any]:
-        """What the run keeps of it."""
+        """The values stored in the run's metrics."""
         return {"metrics": dict(self.metrics), "intervals": self.intervals()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of every metric, over classes: what another draw of so many classes would give."""
+        """The interval of every metric over classes: what another draw of as many classes would give."""
         return intervals(self.queries, self.labels)
 
 
@@ -103,16 +103,16 @@ def _interval(differences: NDArray[np.float64], labels: NDArray[np.int64], confi
 
 
 def best_of(values: Mapping[str, float]) -> str:
-    """The name of the largest value; of equals, the first."""
+    """The name of the largest value; of equal ones, the first."""
     return max(values, key=lambda name: values[name])
 
 
 def chosen(measured: Mapping[str, Measured], metric: str) -> str:
-    """What is kept, by the held-out rows: the trained model, if it is better than the pretrained features beyond what
-    the choice of classes explains. Without such features, the better of the trained model and its start.
+    """Choose the candidate to keep by the held-out rows: the trained model, if it beats the pretrained features by more
+    than the choice of classes explains. Without such features, the better of the trained and the initial model.
     """
     if "features" not in measured:
-        return best_of({name: found.metrics[metric] for name, found in measured.items()})
+        return best_of({name: candidate.metrics[metric] for name, candidate in measured.items()})
     features = measured["features"]
     difference = measured["trained"].queries[metric] - features.queries[metric]
     return "trained" if _interval(difference, features.labels, SURE)[0] > 0 else "features"
@@ -120,8 +120,8 @@ def chosen(measured: Mapping[str, Measured], metric: str) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a candidate is better by than what there was without training, on the same queries; `over` says what that
-    is. The interval is over classes.
+    """The gain of a candidate over the baseline without training (`over`), on the same queries. The interval is over
+    classes.
     """
 
     over: str
@@ -130,7 +130,7 @@ class Gain:
 
 
 def gain(kept: str, measured: Mapping[str, Measured], metric: str) -> Gain | None:
-    """Of what is kept, over the pretrained features or, where there are none, over the start."""
+    """The gain of the kept candidate over the pretrained features or, without them, over the initial model."""
     base = "features" if "features" in measured else "start"
     ours, theirs = (measured[name].queries.get(metric) if name in measured else None for name in (kept, base))
     if ours is None or theirs is None:
@@ -139,34 +139,34 @@ def gain(kept: str, measured: Mapping[str, Measured], metric: str) -> Gain | Non
 
 
 def verdict(kept: str, measured: Mapping[str, Measured], held_out: Mapping[str, float], metric: str, what: str) -> str:
-    """What training was worth, in a sentence.
+    """State in one sentence what training gained.
 
     Args:
-        kept: what the run keeps.
-        measured: the candidates on the rows that the run is measured on.
-        held_out: the metric of each on the held-out rows that chose; empty where none were held out.
-        metric: by which they are compared.
-        what: the measured rows, such as "12 unseen classes".
+        kept: the kept candidate.
+        measured: the candidates on the rows that the run is evaluated on.
+        held_out: the metric of each on the held-out rows; empty if none were held out.
+        metric: the metric to compare by.
+        what: describes the evaluated rows, such as "12 unseen classes".
     """
     shown = ", ".join(f"{name} {held_out[key]:.1%}" for key, name in CANDIDATES.items() if key in held_out)
     chosen = f" ({metric} on held-out classes: {shown})" if shown else ""
     if kept != "trained":
         better = held_out.get("trained", 0.0) > held_out.get(kept, 0.0)
-        what = "Held-out classes cannot tell whether training helped" if better else "Training did not help"
+        what = "Held-out classes do not show whether training helped" if better else "Training did not help"
         return f"{what}: {CANDIDATES[kept]} {'are' if kept == 'features' else 'is'} kept{chosen}."
-    found = gain(kept, measured, metric)
-    if found is None:
+    improvement = gain(kept, measured, metric)
+    if improvement is None:
         return f"The trained model is kept{chosen}."
-    before, after = (measured[name].metrics[metric] for name in (found.over, kept))
-    low, high = found.interval
+    before, after = (measured[name].metrics[metric] for name in (improvement.over, kept))
+    low, high = improvement.interval
     figures = (
-        f"{metric} {before:.1%} to {after:.1%} on {what} ({100 * found.value:+.1f} points, {CONFIDENCE:.0%} interval "
-        f"{100 * low:+.1f} to {100 * high:+.1f})"
+        f"{metric} {before:.1%} to {after:.1%} on {what} ({100 * improvement.value:+.1f} points, "
+        f"{CONFIDENCE:.0%} interval {100 * low:+.1f} to {100 * high:+.1f})"
     )
     if low > 0:
         return f"Training helped: {figures}."
     if high < 0:
         preferred = held_out and held_out.get(kept) == max(held_out.values())
         though = ", though held-out classes preferred it" if preferred else ""
-        return f"Training made it worse than {CANDIDATES[found.over]}{though}: {figures}."
-    return f"Whether training helped cannot be told from these classes: {figures}."
+        return f"Training made it worse than {CANDIDATES[improvement.over]}{though}: {figures}."
+    return f"These classes do not show whether training helped: {figures}."

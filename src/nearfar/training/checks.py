@@ -1,4 +1,4 @@
-"""What is refused before training begins: settings with which it would run, and learn nothing or measure nothing."""
+"""Checks before training: reject settings with which it would run, but learn or measure nothing."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,26 +15,26 @@ from nearfar.foundation.suggestions import suggestion
 from nearfar.losses import CenterLoss, CrossBatchMemory, Loss, SelfSupervisedLoss
 from nearfar.losses.catalogue.towers import TwoTowerLoss
 
-BATCHES_LOOKED_AT = 100
+BATCHES_CHECKED = 100
 Labels = Sequence[Any] | npt.NDArray[Any]
 
 
 def check_parameters(loss: nn.Module, *optimisers: Optimizer) -> None:
-    """Refuse a loss with a parameter that no optimiser moves: it would stay as it was drawn, without a word."""
+    """Reject a loss with a parameter that no optimiser updates: it would silently keep its initial value."""
     moved = {id(p) for optimiser in optimisers for group in optimiser.param_groups for p in group["params"]}
     still = {name: p for name, p in loss.named_parameters() if p.requires_grad and id(p) not in moved}
     if still:
         described = ", ".join(f"{name} {tuple(p.shape)}" for name, p in still.items())
         verb = "is" if len(still) == 1 else "are"
         raise InputError(
-            f"of {type(loss).__name__}, {described} {verb} in no optimiser and would never be learned: give it "
-            "loss.parameters() too, as nearfar.training.optimisers.parameter_groups does, or call "
-            "requires_grad_(False) on what is not to be learned"
+            f"parameters of {type(loss).__name__}, {described}, {verb} in no optimiser and would never be learned: "
+            "add loss.parameters() to one, as nearfar.training.optimisers.parameter_groups does, or call "
+            "requires_grad_(False) on those that should stay fixed"
         )
 
 
 def check_metric(metric: str, ks: Sequence[int]) -> None:
-    """Refuse a metric that would not be measured."""
+    """Reject a metric that would not be measured."""
     known = names(None, ks)
     if metric not in known:
         raise InputError(
@@ -43,11 +43,11 @@ def check_metric(metric: str, ks: Sequence[int]) -> None:
 
 
 def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> None:
-    """Refuse batches that the loss cannot learn from.
+    """Reject batches that the loss cannot learn from.
 
     Args:
-        sampler: makes the batches, of rows; the loss sees those of all ranks together.
-        labels: the class of every row, as the loss will get it (N,); rows with -1 belong to none.
+        sampler: draws batches of rows; the loss sees those of all ranks together.
+        labels: class ids (N,) as the loss will get them; -1 marks rows without a class.
         loss: a loss, or a sum or wrapper of losses.
     """
     ids = np.asarray(labels)
@@ -63,10 +63,10 @@ def check_batches(sampler: BatchSampler, labels: Labels, loss: nn.Module) -> Non
 
 
 def check_classes(train_labels: Labels, test_labels: Labels) -> None:
-    """Refuse a test on classes that were trained on, where unseen classes are to be tested: it would flatter the model.
+    """Reject a test of unseen classes that contains training classes: it would flatter the model.
 
     Args:
-        train_labels, test_labels: ids or names of classes, in one numbering; -1 stands for none.
+        train_labels, test_labels: ids or names of classes, in one numbering; -1 marks rows without a class.
     """
     train, test = np.unique(np.asarray(train_labels)), np.unique(np.asarray(test_labels))
     shared = np.intersect1d(train, test)
@@ -74,9 +74,9 @@ def check_classes(train_labels: Labels, test_labels: Labels) -> None:
         shared = shared[shared != -1]
     if len(shared):
         raise InputError(
-            f"{len(shared):,} classes are both trained on and tested ({_some(shared)}), so the test would not be of "
-            "unseen classes: split the data by class (data.split=classes), or, if the classes to search for are the "
-            "known ones, by image (data.split=images)"
+            f"{len(shared):,} classes are both trained on and tested ({_examples(shared)}), so the test would not be "
+            "of unseen classes: split the data by class (data.split=classes) or, to test on known classes, by image "
+            "(data.split=images)"
         )
 
 
@@ -85,17 +85,16 @@ def _check_views(loss: nn.Module) -> None:
         if isinstance(part, TwoTowerLoss | SelfSupervisedLoss):
             name = type(part).__name__
             raise InputError(
-                f"{name} compares two views of every sample (an image and its caption, or two crops), and has no place "
-                "for class labels: with labelled images use NTXentLoss or SupConLoss, or call "
-                f"{name} in a loop of your own"
+                f"{name} compares two views of every sample (an image and its caption, or two crops) and takes no "
+                f"class labels: with labelled images use NTXentLoss or SupConLoss, or call {name} in a loop of your own"
             )
 
 
 def _check_class_ids(sampler: BatchSampler, ids: npt.NDArray[Any], loss: nn.Module) -> None:
     known = ids[ids != -1]
     if not len(known):
-        raise InputError("no row has a class: there is nothing to learn from")
-    if len(known) < len(ids) and isinstance(sampler, PlainSampler):  # the others leave them out
+        raise InputError("no row has a class, so there is nothing to learn from")
+    if len(known) < len(ids) and isinstance(sampler, PlainSampler):  # other samplers skip them
         raise InputError(
             f"{len(ids) - len(known):,} rows have no class, and a plain sampler draws them too: leave them out of the "
             "table, or use another sampler"
@@ -103,12 +102,12 @@ def _check_class_ids(sampler: BatchSampler, ids: npt.NDArray[Any], loss: nn.Modu
     classes = len(np.unique(known))
     if classes < 2:
         raise InputError(
-            "all rows are of one class: there is nothing to tell it from. A folder of images needs a folder per class"
+            "all rows have the same class: training needs two or more. A folder of images needs one folder per class"
         )
     for part in loss.modules():
         owned = _classes_of(part)
         if owned is not None and not 0 <= known.min() <= known.max() < owned:
-            few = "" if classes > owned else f"; there are {classes:,}, which may be numbered from 0 on"
+            few = "" if classes > owned else f"; number the {classes:,} classes from 0"
             raise InputError(
                 f"class ids go from {known.min()} to {known.max()}, but {type(part).__name__} has "
                 f"num_classes={owned}, which is for ids from 0 to {owned - 1}{few}"
@@ -116,7 +115,7 @@ def _check_class_ids(sampler: BatchSampler, ids: npt.NDArray[Any], loss: nn.Modu
 
 
 def _classes_of(part: nn.Module) -> int | None:
-    """How many classes a loss owns vectors of, if it does."""
+    """The number of classes that a loss has vectors for; None if it has none."""
     if isinstance(part, CenterLoss):
         return len(part.centers)
     if isinstance(part, Loss) and part.weight is not None:
@@ -125,7 +124,7 @@ def _classes_of(part: nn.Module) -> int | None:
 
 
 def comparing_samples(loss: nn.Module) -> Iterator[Loss]:
-    """The losses that find their positives in the batch; those with a memory find them there."""
+    """The losses that need positives in the batch; those with a memory find them in it."""
     if isinstance(loss, CrossBatchMemory):
         return
     if isinstance(loss, Loss) and not loss.class_level:
@@ -135,11 +134,11 @@ def comparing_samples(loss: nn.Module) -> Iterator[Loss]:
 
 
 def _check_pairs(sampler: BatchSampler, ids: npt.NDArray[Any], name: str) -> None:
-    """Two different rows of a class in some batch, and two classes."""
+    """Reject a sampler whose batches lack positive pairs or a second class."""
     if np.unique(ids[ids != -1], return_counts=True)[1].max() < 2:
         raise InputError(
-            f"every class has one image alone, so no two images belong together and {name} has no positive pairs: it "
-            "needs classes of two images or more"
+            f"every class has only one image, so there are no positive pairs, which {name} needs: it needs classes of "
+            "two images or more"
         )
     if isinstance(sampler, PKSampler | HierarchicalSampler) and sampler.k < 2:
         raise InputError(
@@ -149,7 +148,7 @@ def _check_pairs(sampler: BatchSampler, ids: npt.NDArray[Any], name: str) -> Non
     positives, negatives = _pairs_drawn(sampler, ids)
     if not negatives:
         raise InputError(
-            f"batches of {sampler.batch_size} hold one class alone, so there are no negative pairs, which {name} "
+            f"batches of {sampler.batch_size} hold only one class, so there are no negative pairs, which {name} "
             "needs: draw two classes or more into each (p=2 or more, or a larger batch)"
         )
     if not positives:
@@ -161,11 +160,11 @@ def _check_pairs(sampler: BatchSampler, ids: npt.NDArray[Any], name: str) -> Non
 
 
 def _pairs_drawn(sampler: BatchSampler, ids: npt.NDArray[Any]) -> tuple[bool, bool]:
-    """Whether the batches have positive pairs, of two different rows, and negative ones."""
-    if isinstance(sampler, PKSampler):  # known without drawing, which takes long where classes are many
+    """Whether the batches have positive pairs (of two different rows) and negative pairs."""
+    if isinstance(sampler, PKSampler):  # known without drawing, which is slow for many classes
         return sampler.k > 1, sampler.p * sampler.world_size > 1
     positives = negatives = False
-    for ranks in sampler.batches(sampler.epoch)[:BATCHES_LOOKED_AT]:
+    for ranks in sampler.batches(sampler.epoch)[:BATCHES_CHECKED]:
         counts = np.unique(ids[np.unique(np.concatenate(ranks))], return_counts=True)[1]
         positives |= bool(counts.max() > 1)
         negatives |= len(counts) > 1
@@ -174,5 +173,5 @@ def _pairs_drawn(sampler: BatchSampler, ids: npt.NDArray[Any]) -> tuple[bool, bo
     return positives, negatives
 
 
-def _some(values: npt.NDArray[Any]) -> str:
+def _examples(values: npt.NDArray[Any]) -> str:
     return ", ".join(map(str, values[:3])) + (", ..." if len(values) > 3 else "")

@@ -1,67 +1,69 @@
-"""Collapse: a training after which all embeddings point one way, whatever is in the image.
+"""Detection of collapse: all embeddings point in one direction, whatever the image shows.
 
-It shows in the batches themselves: samples of different classes have a mean similarity near 1, and those of one class
-are hardly nearer. A network of random weights may begin so, and a loss may need steps to get out of it; a training in
-which two looks, a third of an epoch apart, find it so, and no better than at its first step, does not recover.
+In a collapsed batch, samples of different classes have a mean similarity near 1, and samples of one class are hardly
+more similar. A network with random weights may start this way and need some steps to leave this state. A training that
+is collapsed in two checks, a third of an epoch apart, and no better than at its first step, does not recover.
 """
 
 from nearfar.foundation.run_folder import RunError
 from nearfar.training.config import TrainConfig
 from nearfar.training.doctor import ONE_WAY
 
-HARDLY = 0.75  # of the distance between classes: what is left of it within a class where training learns, is less
-ONE_POINT = 0.9999  # mean similarity of different classes beyond which what tells them apart is mostly rounding
-FEWEST, MOST = 10, 500  # steps between two looks
+HARDLY = 0.75  # distance within classes over that between classes: a network that learns is below
+ONE_POINT = 0.9999  # mean similarity of different classes beyond which their differences are mostly rounding errors
+FEWEST, MOST = 10, 500  # steps between two checks
 
 
 class CollapseError(RunError):
-    """Training was stopped because it had collapsed; the message says what to try."""
+    """Training stopped because it collapsed; the message says what to try."""
 
     exit_code = 3
 
 
 class CollapseWatch:
-    """Looks at the similarities of a batch three times an epoch.
+    """Checks the similarities of a batch three times an epoch.
 
     Args:
-        epoch: steps of an epoch.
+        epoch: steps in an epoch.
     """
 
     def __init__(self, epoch: int):
         self.every = min(max(FEWEST, epoch // 3), MOST)
         self._first: float | None = None
-        self._before = False  # what the last look found
+        self._before = False  # whether the last check found a collapse
 
     def due(self, step: int) -> bool:
-        """Whether to look after this step."""
+        """Whether to check after this step."""
         return step == 1 or step % self.every == 0
 
     def sees(self, positive: float, negative: float) -> bool:
-        """Whether this look, with these mean similarities of the pairs of each kind, confirms the one before; NaN where
-        there are no pairs.
+        """Whether this check confirms the collapse that the previous one found.
+
+        Args:
+            positive, negative: mean similarities of the pairs of each kind; NaN without pairs.
         """
-        left = (1 - positive) / max(1 - negative, 1e-12)
-        first, self._first = self._first, left if self._first is None else self._first
-        learns = left < HARDLY or (first is not None and left < 0.9 * first)
+        ratio = (1 - positive) / max(1 - negative, 1e-12)
+        first, self._first = self._first, ratio if self._first is None else self._first
+        learns = ratio < HARDLY or (first is not None and ratio < 0.9 * first)
         now = negative > ONE_POINT or (negative > ONE_WAY and not learns)
         confirmed, self._before = now and self._before, now and first is not None
         return confirmed
 
 
 def advice(config: TrainConfig, step: int) -> str:
-    """What to say of it."""
+    """The message about a collapse."""
     names = " + ".join(loss.name for loss in config.loss)
     hard = any(loss.arguments.get("mining") == "batch_hard" for loss in config.loss)
     easier = "softer triplets (--loss.mining all), " if hard else ""
-    going_on = "" if config.on_collapse == "continue" else " To train on all the same: --on-collapse continue"
+    keep_going = "" if config.on_collapse == "continue" else " To continue anyway: --on-collapse continue"
     return (
         f"training has collapsed (step {step:,}): all embeddings point one way, and samples of one class are hardly "
-        f"nearer to each other than to those of others. {names} does not recover from that. Try {easier}a lower --lr "
+        f"closer to each other than to other classes. {names} does not recover from this. Try {easier}a lower --lr "
         f"(it is {config.optimiser.lr:g}), --schedule.warmup_steps {warm(config)}, more classes in a batch, or another "
-        f"loss.{going_on}"
+        f"loss.{keep_going}"
     )
 
 
 def warm(config: TrainConfig) -> int:
-    """Steps of warm-up that are worth a try."""
+    """The number of warm-up steps to suggest."""
     return max(100, 2 * (config.schedule.warmup_steps or 0))

@@ -1,4 +1,4 @@
-"""Batches to train on: images from worker processes, or features of a frozen trunk from the cache."""
+"""Training batches: images from worker processes, or features of a frozen trunk from the cache."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,26 +31,26 @@ from nearfar.training.world import World
 
 
 def make_sampler(config: SamplerConfig, table: Table, seed: int, rank: int = 0, world_size: int = 1) -> BatchSampler:
-    """The sampler of a resolved configuration."""
-    where: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
+    """Build the sampler of a resolved configuration."""
+    options: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size}
     assert config.batch_size is not None
     if config.kind == "pk":
         assert config.p is not None
-        return PKSampler(table.labels, config.p, config.k, **where)
+        return PKSampler(table.labels, config.p, config.k, **options)
     if config.kind == "hierarchical":
         if table.super_class is None:
-            raise ConfigError(f"{table.name} has no super-classes: the hierarchical sampler needs them, pk does not")
+            raise ConfigError(f"{table.name} has no super-classes, which the hierarchical sampler needs: use pk")
         assert config.p is not None
-        return HierarchicalSampler(table.labels, table.super_class, config.s, config.p, config.k, **where)
+        return HierarchicalSampler(table.labels, table.super_class, config.s, config.p, config.k, **options)
     if config.kind == "balanced":
-        return BalancedSampler(table.labels, config.batch_size, **where)
-    # A last batch of a few images would be a noisy step; what it leaves out is drawn anew every epoch.
-    whole = len(table) >= config.batch_size * world_size
-    return PlainSampler(len(table), config.batch_size, drop_last=whole, **where)
+        return BalancedSampler(table.labels, config.batch_size, **options)
+    # A small last batch would be a noisy step. The images that are dropped differ from epoch to epoch.
+    full = len(table) >= config.batch_size * world_size
+    return PlainSampler(len(table), config.batch_size, drop_last=full, **options)
 
 
 def train_transform(data: DataConfig, preprocess: EvalTransform) -> TrainTransform:
-    """Random images, normalised as the trunk wants them."""
+    """The random transform for training, with the trunk's normalisation."""
     assert data.size is not None
     return TrainTransform.like(
         preprocess,
@@ -65,8 +65,8 @@ def train_transform(data: DataConfig, preprocess: EvalTransform) -> TrainTransfo
 
 
 class FeatureLoader:
-    """Batches of cached features, with the state of a `Loader`. An image's view depends on the seed, the epoch and the
-    batch alone.
+    """Batches of cached features, with the state of a `Loader`. An image's view depends only on the seed, the epoch and
+    the batch.
     """
 
     def __init__(self, features: Features, labels: np.ndarray[Any, Any], sampler: BatchSampler, seed: int):
@@ -89,11 +89,11 @@ class FeatureLoader:
         self._next = self._progress = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """How far the epoch is, in batches handed over."""
+        """The position in the epoch, in batches yielded."""
         return self.sampler.state_at(*self._progress)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue from a saved position."""
         self.sampler.load_state_dict(state)
         self._next = self._progress = state["epoch"], state["position"]
 
@@ -105,23 +105,22 @@ def make_loader(
     world: World | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Loader | FeatureLoader:
-    """Training batches: images, or cached features where the trunk is frozen.
+    """Build the loader of training batches: of images, or of cached features if the trunk is frozen.
 
-    A batch of all processes is as the configuration has it, `nodes` × `devices` times batch_size, whatever the world in
-    which it is made: the processes of this world share it. `advance` is called with the number of images whose features
-    were found.
+    A batch over all processes has `nodes` × `devices` × batch_size images, as the configuration says; the processes of
+    `world`, however many, share it. `advance` is called with the number of images whose features are available.
     """
-    world, parts = world or World(), config.nodes * config.devices
-    if world.size == parts:
-        sampler = make_sampler(config.sampler, table, config.seed, world.rank, parts)
+    world, processes = world or World(), config.nodes * config.devices
+    if world.size == processes:
+        sampler = make_sampler(config.sampler, table, config.seed, world.rank, processes)
     else:
-        sampler = Dealt(make_sampler(config.sampler, table, config.seed, 0, parts), world.rank, world.size)
+        sampler = Dealt(make_sampler(config.sampler, table, config.seed, 0, processes), world.rank, world.size)
     transform = train_transform(config.data, embedder.preprocess)
     if config.model.freeze:
-        if config.model.views > 1 and world.size != parts:
-            raise ConfigError(f"model.views are drawn for {parts} processes: go on with as many, not {world.size}")
+        if config.model.views > 1 and world.size != processes:
+            raise ConfigError(f"model.views are drawn for {processes} processes: resume with as many, not {world.size}")
         random = transform if config.model.views > 1 else None
-        if world.size > 1:  # each computes its part of what is not in the cache yet
+        if world.size > 1:  # each process computes its share of the missing features
             cached_features(embedder, table.select(world.part(len(table))), config, random, advance)
             world.wait()
         features = cached_features(embedder, table, config, random, advance if world.size == 1 else None)
@@ -138,27 +137,27 @@ def make_loader(
 
 
 class Stream:
-    """The batches of all epochs that are left, one after the other, as one sequence of known length."""
+    """The batches of all remaining epochs as one sequence of known length."""
 
     def __init__(self, loader: Loader | FeatureLoader, length: int):
         self.loader, self._length = loader, length
-        self.epoch = loader.state_dict()["epoch"]  # of the batch that was given last
+        self.epoch = loader.state_dict()["epoch"]  # of the last batch
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        given = 0
-        while given < self._length:
+        yielded = 0
+        while yielded < self._length:
             self.epoch = self.loader.state_dict()["epoch"]
-            before = given
+            before = yielded
             for batch in self.loader:
-                given += 1
+                yielded += 1
                 yield batch
-                if given == self._length:
+                if yielded == self._length:
                     return
-            if given == before:
-                raise ConfigError("an epoch gave no batch at all: no image of the training data could be read")
+            if yielded == before:
+                raise ConfigError("an epoch has no batches: no image of the training data could be read")
 
 
 # The encoder cache
@@ -171,18 +170,22 @@ def cached_features(
     transform: TrainTransform | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Features:
-    """The trunk's features of a table, by its own transform or in random views; those are computed that are not in the
-    cache yet. Of a table without images, its own. `advance` is called with the number of features found.
+    """The trunk's features of a table, by its own transform or in random views.
+
+    Missing features are computed and cached. A table without images has its own features. `advance` is called with the
+    number of available features.
     """
     if table.images is None:
-        return _given_features(embedder, table)
+        return _table_features(embedder, table)
     views = 1 if transform is None else config.model.views
     random = [None if transform is None else SeededView(transform, view, config.seed) for view in range(views)]
     key = embedder.feature_key() if transform is None else f"{embedder.feature_key(transform)} {config.seed}"
 
-    def encode(some: Any, view: int) -> Iterator[Any]:
+    def encode(images_part: Any, view: int) -> Iterator[Any]:
         allowed = config.data.max_broken
-        return embedder.stream(some, transform=random[view], output="features", max_broken=allowed, part_of=len(table))
+        return embedder.stream(
+            images_part, transform=random[view], output="features", max_broken=allowed, part_of=len(table)
+        )
 
     images: Any = table.images
     return FeatureCache(cache_folder() / "features", key).compute(
@@ -190,14 +193,14 @@ def cached_features(
     )
 
 
-def _given_features(embedder: Embedder, table: Table) -> Features:
+def _table_features(embedder: Embedder, table: Table) -> Features:
     features = table.features
     assert features is not None
     if features.shape[1] != embedder.feature_size:
         raise ConfigError(
-            f"{table.name} has features of {features.shape[1]} dimensions, and the model takes {embedder.feature_size}"
-            ": they are of another encoder"
+            f"{table.name} has features of {features.shape[1]} dimensions, but the model takes {embedder.feature_size}"
+            ": they come from another encoder"
         )
     missing = np.isnan(features).any(1)
-    places = np.where(missing, -1, np.arange(len(features), dtype=np.int64))[:, None]
-    return Features([features], places, features.shape[1])
+    indices = np.where(missing, -1, np.arange(len(features), dtype=np.int64))[:, None]
+    return Features([features], indices, features.shape[1])

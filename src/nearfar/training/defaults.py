@@ -1,4 +1,4 @@
-"""What None in a configuration becomes, for this data and this model."""
+"""Replace every None in a configuration by a value for this data and model."""
 
 import os
 from dataclasses import replace
@@ -15,11 +15,11 @@ from nearfar.training.options import ConfigError, loss_info
 
 FROM_PRETRAINED, FROM_NOTHING = "ProxyAnchorLoss", "MultiSimilarityLoss"
 GLYPH_EPOCHS, GLYPH_WIDTH = 12, 16  # a minute on two cores
-FITTED = ("pca", "pca-whiten")  # to the features, as heads start
+FITTED = ("pca", "pca-whiten")  # initialisations of the head that are fitted to the features
 
 
 def resolve(config: TrainConfig, train: Table) -> TrainConfig:
-    """The configuration with every None chosen that does not need the built model, for these training rows."""
+    """Replace every None that does not need the built model, for these training rows."""
     small = train.embedded
     model = config.model if train.images is not None else _without_trunk(config, train)
     backbone = model.backbone or ("convnet" if small else "efficientnet-lite0")
@@ -27,11 +27,11 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
         check_trunk(backbone)
     pretrained = backbone == "features" or is_pretrained(backbone, model.weights)
     if model.views > 1 and not model.freeze:
-        raise ConfigError("model.views are of cached features: they go with --freeze")
+        raise ConfigError("model.views are augmented versions of cached features: add --freeze")
     if model.freeze and not pretrained:
         raise ConfigError(
-            f"--freeze keeps {backbone} as it starts, which is at random: leave it out, or choose a pretrained "
-            "--backbone, or --weights FILE"
+            f"--freeze keeps the weights of {backbone}, which are random: leave it out, or choose a pretrained "
+            "--backbone or --weights FILE"
         )
     losses = config.loss or (LossConfig(FROM_PRETRAINED if pretrained else FROM_NOTHING),)
     begun = start_of(replace(model, backbone=backbone))
@@ -74,7 +74,7 @@ def resolve(config: TrainConfig, train: Table) -> TrainConfig:
 
 
 def _without_trunk(config: TrainConfig, train: Table) -> ModelConfig:
-    """Of data that are features already: the head alone is trained."""
+    """The model for data that consists of features: only the head is trained."""
     assert train.features is not None
     model = config.model
     if model.backbone not in (None, "features"):
@@ -85,7 +85,7 @@ def _without_trunk(config: TrainConfig, train: Table) -> ModelConfig:
 
 
 def with_images_of(config: TrainConfig, embedder: Embedder) -> TrainConfig:
-    """The configuration with how images are prepared, which the built model knows."""
+    """Fill in the preparation of images, which the built model knows."""
     preprocess = embedder.preprocess
     data = replace(
         config.data,
@@ -98,7 +98,7 @@ def with_images_of(config: TrainConfig, embedder: Embedder) -> TrainConfig:
 
 
 def is_pretrained(backbone: str, weights: str) -> bool:
-    """Whether the trunk starts from weights that someone trained."""
+    """Whether the trunk starts from pretrained weights."""
     if weights != "default":
         return weights != "random"
     if backbone.startswith(("hf:", "timm:")):
@@ -107,7 +107,7 @@ def is_pretrained(backbone: str, weights: str) -> bool:
 
 
 def start_of(model: ModelConfig) -> Start:
-    """What is trained, which decides the rates."""
+    """The kind of start, which decides the learning rates."""
     if model.freeze:
         return "frozen"
     assert model.backbone is not None
@@ -120,31 +120,33 @@ def compares_samples(loss: LossConfig) -> bool:
     return bool(level == "pair" or (level == "pair or class" and not loss.class_level))
 
 
-def _optimiser(given: OptimiserConfig, defaults: LossDefaults) -> OptimiserConfig:
-    """With the network's rate, and one for each kind of what the loss learns, unless a factor says them all."""
-    lr = given.lr or defaults.lr
-    if given.proxies is not None:
-        return replace(given, lr=lr)
-    rates = {name: lr if given.name == "sgd" else getattr(defaults, name) for name in ("classes", "scale", "boundary")}
-    chosen: dict[str, Any] = {
-        name: rate if getattr(given, name) is None else getattr(given, name) for name, rate in rates.items()
+def _optimiser(settings: OptimiserConfig, defaults: LossDefaults) -> OptimiserConfig:
+    """Fill in the network's rate and one for each kind of parameter of the loss, unless one factor sets them all."""
+    lr = settings.lr or defaults.lr
+    if settings.proxies is not None:
+        return replace(settings, lr=lr)
+    rates = {
+        name: lr if settings.name == "sgd" else getattr(defaults, name) for name in ("classes", "scale", "boundary")
     }
-    return replace(given, lr=lr, **chosen)
+    chosen: dict[str, Any] = {
+        name: rate if getattr(settings, name) is None else getattr(settings, name) for name, rate in rates.items()
+    }
+    return replace(settings, lr=lr, **chosen)
 
 
 def _schedule(
     config: TrainConfig, defaults: LossDefaults, epochs: int, rows: int, sampler: SamplerConfig
 ) -> ScheduleConfig:
-    """With the warm-ups that the loss needs: of the rates in at most a tenth of all steps, of a margin in a third."""
-    given = config.schedule
+    """Fill in the warm-ups that the loss needs: of rates in at most a tenth of all steps, of a margin in a third."""
+    schedule = config.schedule
     epoch = max(1, rows // ((sampler.batch_size or 1) * config.devices * config.nodes))
     steps = min(epochs * epoch, config.max_steps or epochs * epoch)
     warmup = min(round(defaults.warmup * epoch), steps // 10)
     margin = min(round(defaults.margin_warmup * epoch), steps // 3)
     return replace(
-        given,
-        warmup_steps=warmup if given.warmup_steps is None else given.warmup_steps,
-        margin_warmup_steps=margin if given.margin_warmup_steps is None else given.margin_warmup_steps,
+        schedule,
+        warmup_steps=warmup if schedule.warmup_steps is None else schedule.warmup_steps,
+        margin_warmup_steps=margin if schedule.margin_warmup_steps is None else schedule.margin_warmup_steps,
     )
 
 
@@ -164,13 +166,13 @@ def _sampler(config: TrainConfig, losses: tuple[LossConfig, ...], table: Table, 
             p = max(1, min(size // per_class, classes))
         elif sampler.batch_size is not None and sampler.batch_size != p * per_class:
             raise ConfigError(
-                f"sampler.batch_size={sampler.batch_size}, but p x k = {p * per_class}: give one of them, not both"
+                f"sampler.batch_size={sampler.batch_size}, but p x k = {p * per_class}: set only one of them"
             )
         size = p * per_class
     elif p is not None:
         raise ConfigError(f"sampler.p goes with the samplers pk and hierarchical, not with {kind}")
     if size * config.devices * config.nodes < 2:
-        raise ConfigError("a batch of one image has nothing to compare it with: --batch-size 2 or more")
+        raise ConfigError("a batch of one image has no other to compare it with: use --batch-size 2 or more")
     return replace(sampler, kind=kind, p=p, batch_size=size)
 
 
@@ -179,11 +181,11 @@ def _dimension(head: str, small: bool) -> int | None:
 
 
 def _workers(in_memory: bool, devices: int) -> int:
-    """Processes that decode; small pictures in memory cost less to prepare than to send."""
+    """The number of loading processes. Small images in memory take less time to prepare than to send."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 0 if in_memory else max(1, min(8, cores // devices - 1))
 
 
 def _absolute(path: str, names: tuple[str, ...]) -> str:
-    """A path that means the same from another folder; names stay as they are."""
+    """Make a path absolute, unless it is one of the names."""
     return path if path in names else str(Path(path).expanduser().absolute())

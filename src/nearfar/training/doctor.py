@@ -1,10 +1,10 @@
-"""The batch doctor: what a batch has to learn from, and whether the embedding is falling ill.
+"""The batch doctor: diagnose the pairs of a batch and the health of its embeddings.
 
     report = diagnose_batch(embeddings, labels, loss)
     print(report.table())
     for warning in report.warnings(): ...
 
-Which pairs the loss still learns from is found in `activity.py`.
+`activity.py` finds the pairs that the loss still learns from.
 """
 
 import math
@@ -20,13 +20,13 @@ from nearfar.losses import Loss
 from nearfar.training.activity import NOTHING, Activity, activity, share_a_label
 from nearfar.training.checks import comparing_samples
 
-ONE_WAY = 0.99  # mean similarity of different classes; networks of random weights have 0.9 and recover
+ONE_WAY = 0.99  # mean similarity of different classes; networks with random weights have 0.9 and recover
 SIMILARITIES_AT_A_TIME = 2**22
 
 
 @dataclass(frozen=True)
 class Similarities:
-    """Cosines of the pairs of one kind; NaN where there are none."""
+    """Statistics of the cosines of positive or negative pairs; NaN if there are none."""
 
     pairs: int
     mean: float
@@ -37,7 +37,7 @@ class Similarities:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What `diagnose_batch` finds."""
+    """The result of `diagnose_batch`."""
 
     samples: int
     classes: int
@@ -46,27 +46,27 @@ class BatchReport:
     without_negative: int
     positive: Similarities
     negative: Similarities
-    recall: float  # share of the samples with a positive whose nearest in the batch is one; ties count against it
-    effective_rank: float  # directions that the embeddings use: exp(entropy of the centred singular values)
+    recall: float  # of the samples with a positive, the share whose nearest neighbour is one; ties count as misses
+    effective_rank: float  # exp(entropy of the centred singular values)
     norms: tuple[float, float, float]  # lowest, mean, highest, before normalisation
     zero: int  # vectors of length 0
-    not_finite: int  # vectors with NaN or infinity; nothing else here counts them
+    not_finite: int  # vectors with NaN or infinity, which are excluded from everything else
     repeated: int  # samples with an exact copy of the same class in the batch
     confused: int  # samples with an exact copy of another class
-    needs_pairs: bool  # whether the loss compares samples with each other; if it is not known, yes
-    activity: Activity | None  # without a loss, none
+    needs_pairs: bool  # whether the loss compares samples with each other; true if unknown
+    activity: Activity | None  # None without a loss
 
     @property
     def most_rank(self) -> int:
-        """What the effective rank cannot exceed."""
+        """The upper bound of the effective rank."""
         return min(self.samples - 1, self.dimension)
 
     def warnings(self) -> list[str]:
-        """What is wrong, worst first, and what to do about it."""
+        """Problems, worst first, with remedies."""
         return [text for ill, text in _symptoms(self) if ill]
 
     def line(self) -> str:
-        """In short, for a log."""
+        """A short summary for logs."""
         parts = [
             f"s_p {self.positive.mean:.3f} ± {self.positive.std:.3f}",
             f"s_n {self.negative.mean:.3f} ± {self.negative.std:.3f}",
@@ -82,7 +82,7 @@ class BatchReport:
         return ", ".join(parts)
 
     def table(self) -> str:
-        """All of it, as text."""
+        """The whole report as text."""
         rows = [
             ("samples", f"{self.samples} of {self.classes} classes, {self.dimension} dimensions"),
             ("without a positive", f"{self.without_positive}"),
@@ -99,24 +99,24 @@ class BatchReport:
             rows += [
                 ("loss", f"{self.activity.loss:.4g}, gradient norm {self.activity.gradient_norm:.3g}"),
             ]
-            found = {
+            shares = {
                 "active positive pairs": self.activity.positives,
                 "active negative pairs": self.activity.negatives,
                 "active samples": self.activity.samples,
             }
-            rows += [(name, _percent(share)) for name, share in found.items() if share is not None]
+            rows += [(name, _percent(share)) for name, share in shares.items() if share is not None]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 def diagnose_batch(embeddings: Tensor, labels: Tensor, loss: nn.Module | None = None) -> BatchReport:
-    """Look at one batch. Neither the loss (its state, its parameters' gradients) nor the random generators change.
+    """Diagnose one batch. The loss's state, its gradients and the random generators do not change.
 
     Args:
         embeddings: (N, D), as the loss gets them.
         labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
-        loss: what is trained with, of embeddings and labels. Pairs are looked at if it and its parts compare samples
-            alone, up to 1024 of them; else samples.
+        loss: the training loss, called with embeddings and labels. The activity of pairs is computed if it compares
+            only samples, up to 1024 of them; else that of samples.
 
     Example:
         >>> x, labels = torch.eye(4).repeat_interleave(2, 0), torch.arange(4).repeat_interleave(2)
@@ -132,19 +132,17 @@ def diagnose_batch(embeddings: Tensor, labels: Tensor, loss: nn.Module | None = 
         raise InputError(f"labels must be (N,) or (N, L) with N = {len(embeddings)}, not {tuple(labels.shape)}")
     x = embeddings.detach()
     finite = x.isfinite().all(1)
-    x, own = x[finite], labels.to(x.device)[finite]
+    x, kept_labels = x[finite], labels.to(x.device)[finite]
     if len(x) < 2:
-        raise InputError(
-            f"of {len(embeddings)} embeddings, {len(x)} are finite numbers: a diagnosis needs two at least"
-        )
+        raise InputError(f"{len(x)} of {len(embeddings)} embeddings are finite: a diagnosis needs at least two")
     wide = x.double()
     norms = wide.norm(dim=1)
     unit = wide / norms.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
-    pairs = _Pairs(unit, own)
-    repeated, confused = _copies(x, own)
+    pairs = _Pairs(unit, kept_labels)
+    repeated, confused = _copies(x, kept_labels)
     return BatchReport(
         samples=len(embeddings),
-        classes=len(torch.unique(own)) if own.ndim == 1 else int((own != 0).any(0).sum()),
+        classes=len(torch.unique(kept_labels)) if kept_labels.ndim == 1 else int((kept_labels != 0).any(0).sum()),
         dimension=x.shape[1],
         without_positive=int((pairs.positives == 0).sum()),
         without_negative=int((pairs.negatives == 0).sum()),
@@ -158,12 +156,12 @@ def diagnose_batch(embeddings: Tensor, labels: Tensor, loss: nn.Module | None = 
         repeated=repeated,
         confused=confused,
         needs_pairs=_needs_pairs(loss),
-        activity=None if loss is None else activity(x, own, loss),
+        activity=None if loss is None else activity(x, kept_labels, loss),
     )
 
 
 class _Moments:
-    """Of similarities that come in strips."""
+    """Running moments of similarities."""
 
     def __init__(self) -> None:
         self.count, self.sum, self.squares, self.lowest, self.highest = 0, 0.0, 0.0, math.inf, -math.inf
@@ -184,11 +182,11 @@ class _Moments:
 
 
 class _Pairs:
-    """All pairs, in strips of rows."""
+    """Statistics of all pairs, computed in strips of rows."""
 
     def __init__(self, unit: Tensor, labels: Tensor):
         self.positive, self.negative = _Moments(), _Moments()
-        found: list[tuple[Tensor, ...]] = []
+        strips: list[tuple[Tensor, ...]] = []
         step = max(1, SIMILARITIES_AT_A_TIME // len(unit))
         for start in range(0, len(unit), step):
             rows = slice(start, min(start + step, len(unit)))
@@ -200,16 +198,16 @@ class _Pairs:
             self.positive.add(s[alike])
             self.negative.add(s[other])
             nearest = s.masked_fill(~alike, -2).amax(1) > s.masked_fill(~other, -2).amax(1) + NOTHING
-            found.append((alike.sum(1), other.sum(1), nearest))
-        self.positives, self.negatives, self._nearest = (torch.cat(parts) for parts in zip(*found, strict=True))
+            strips.append((alike.sum(1), other.sum(1), nearest))
+        self.positives, self.negatives, self._nearest = (torch.cat(values) for values in zip(*strips, strict=True))
 
     def recall(self) -> float:
-        found = self._nearest[self.positives > 0]
-        return float(found.double().mean()) if len(found) else math.nan
+        hits = self._nearest[self.positives > 0]
+        return float(hits.double().mean()) if len(hits) else math.nan
 
 
 def _copies(x: Tensor, labels: Tensor) -> tuple[int, int]:
-    """How many samples have an exact copy of their class, and how many one of another."""
+    """The numbers of samples with an exact copy in the same class and in another class."""
     groups, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)[1:]
     rows = (counts[groups] > 1).nonzero().flatten()
     same = groups[rows, None] == groups[rows]
@@ -226,7 +224,7 @@ def _needs_pairs(loss: nn.Module | None) -> bool:
 
 def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
     n, active = report.samples, report.activity
-    usable = min(report.classes - 1, report.dimension)  # by classes that have become points
+    usable = min(report.classes - 1, report.dimension)  # the rank if every class collapses to a point
     yield (
         report.not_finite > 0,
         f"{report.not_finite} of {n} embeddings are not finite numbers: lower the learning rate, clip gradients, or "
@@ -234,15 +232,15 @@ def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
     )
     yield (
         report.zero > 0,
-        f"{report.zero} of {n} embeddings are zero, which nothing can move: look at these images, and at dead units "
+        f"{report.zero} of {n} embeddings are zero and get no gradient: check these images, and check for dead units "
         "before the head",
     )
     one_way = report.negative.pairs > 0 and report.negative.mean > ONE_WAY
     yield (
         one_way,
         f"different classes have a mean similarity of {report.negative.mean:.4f}: all embeddings point one way. A "
-        "network of random weights may begin so; during training it is a collapse. Lower the learning rate, warm up, "
-        "use softer negatives (not the hardest alone), or start the head from principal components",
+        "network with random weights may start this way; during training it is a collapse. Lower the learning rate, "
+        "warm up, use softer negatives (not only the hardest), or start the head from principal components",
     )
     yield (
         report.classes >= 8 and not one_way and report.effective_rank < usable / 4,
@@ -252,12 +250,12 @@ def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
     )
     yield (
         report.needs_pairs and report.without_positive == n,
-        "no sample has another of its class in the batch: a loss of pairs learns nothing. Draw several images of each "
+        "no sample has another of its class in the batch: a pair loss learns nothing. Draw several images of each "
         "class (the sampler pk)",
     )
     yield (
         report.needs_pairs and n / 2 < report.without_positive < n,
-        f"{report.without_positive} of {n} samples have no other of their class in the batch: for a loss of pairs, "
+        f"{report.without_positive} of {n} samples have no other of their class in the batch: for a pair loss, "
         "draw several images of each class (the sampler pk)",
     )
     yield (
@@ -278,12 +276,12 @@ def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
         return
     yield (
         not math.isfinite(active.loss),
-        f"the loss is {active.loss}: look at its scale and margin, and train in 32-true",
+        f"the loss is {active.loss}: check its scale and margin, and train in 32-true",
     )
     yield (
         active.gradient_norm <= NOTHING and math.isfinite(active.loss),
-        "the loss gives this batch no gradient: everything it asks for is reached already, or there are no pairs. "
-        "Raise the margin, put more classes into a batch, or stop training",
+        "this batch has no gradient: it already satisfies the loss, or it has no pairs. Raise the margin, put more "
+        "classes into a batch, or stop training",
     )
     yield (
         active.gradient_norm > NOTHING and active.negatives is not None and active.negatives < 0.001,
@@ -292,10 +290,10 @@ def _symptoms(report: BatchReport) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _described(of: Similarities) -> str:
-    if not of.pairs:
+def _described(pairs: Similarities) -> str:
+    if not pairs.pairs:
         return "none"
-    return f"{of.pairs:,}, similarity {of.mean:.3f} ± {of.std:.3f}, {of.lowest:.3f} to {of.highest:.3f}"
+    return f"{pairs.pairs:,}, similarity {pairs.mean:.3f} ± {pairs.std:.3f}, {pairs.lowest:.3f} to {pairs.highest:.3f}"
 
 
 def _percent(share: float | None) -> str:

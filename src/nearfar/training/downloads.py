@@ -1,4 +1,4 @@
-"""Data sets and pretrained weights that recipes need and nearfar does not contain: addresses and checksums."""
+"""Addresses and checksums of the data sets and weights that recipes need and nearfar does not contain."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ RESNET_50 = "resnet50-0676ba61.pth"  # torchvision's IMAGENET1K_V1
 
 @dataclass(frozen=True)
 class Download:
-    """A file, its address, and its published checksum."""
+    """A file with its address and published checksum."""
 
     name: str
     source: str
@@ -20,7 +20,7 @@ class Download:
 
 
 def _named_after_its_digest(name: str, source: str) -> Download:
-    """PyTorch's convention: the name of a file of weights ends with the first digits of its SHA-256."""
+    """A weights file whose name ends with the first digits of its SHA-256, PyTorch's convention."""
     return Download(name, source, f"its name says that its SHA-256 begins with {Path(name).stem.partition('-')[2]}")
 
 

@@ -1,4 +1,4 @@
-"""Versions and machine. Nothing but torch is needed to tell them."""
+"""Versions and machine; needs only torch."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ PACKAGES = ("nearfar", "torch", "numpy", "lightning", "pillow", "safetensors", "
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine."""
+    """The versions of packages, and the machine."""
     packages = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""`evaluate`: a finished run, measured again or on other data."""
+"""`evaluate`: evaluate a finished run again, or on other data."""
 
 import os
 from dataclasses import replace
@@ -26,18 +26,18 @@ def evaluate(
     device: str = "cpu",
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Metrics of a run's model, as `nearfar.evaluation.retrieval_metrics` gives them; "notes" say what was left out.
+    """Compute the metrics of a run's model as `nearfar.evaluation.retrieval_metrics` does; "notes" lists omissions.
 
     Args:
         run: a run, or its folder.
-        data: what `nearfar.data.open` opens, or a table: its test rows are measured, or all rows where it has no split
-            of its own. By default, the run's own test rows. Images that the run was trained on are never measured.
-        ks: for recall@k; by default the run's.
-        ci: add 95 % intervals, over classes.
-        flip: average an image and its mirror image; by default as the run does.
-        size: side of the images; by default that of the run.
-        device: where the network computes.
-        progress: show a bar.
+        data: a table, or anything that `nearfar.data.open` opens; its test rows are evaluated, or all rows if it has no
+            split. By default, the run's own test rows. Images that the run was trained on are always left out.
+        ks: values of k for recall@k; by default the run's.
+        ci: add 95 % intervals over classes.
+        flip: average the embeddings of an image and its mirror image; by default as the run does.
+        size: side of the images; by default the run's.
+        device: the network's device.
+        progress: show a progress bar.
     """
     run = run if isinstance(run, Run) else Run(run)
     config = run.config
@@ -52,24 +52,23 @@ def evaluate(
         embeddings = embed(model, table, config, advance=advance)
     metrics = measure(embeddings, table, ks or config.evaluation.ks, binary=model.binary, ci=ci)
     if not metrics:
-        raise ConfigError(f"{table.name}: no two rows have the same label, so there is nothing to find")
+        raise ConfigError(f"{table.name}: no two rows have the same label, so retrieval cannot be evaluated")
     compared_by = "hamming" if model.binary else "cosine"
     return {"data": table.name, "images": len(table), "notes": notes, "compared_by": compared_by, **metrics}
 
 
 def rows_of(run: Run, data: str | os.PathLike[str] | Table | None) -> tuple[Table, tuple[str, ...]]:
-    """The rows to measure a run on, and what is to be said of them: nothing that it was trained on is among them.
+    """The rows to evaluate a run on, without images that it was trained on, and notes about them.
 
     Args:
-        data: other data: its test rows, or all rows where it has no split of its own. By default the run's own test
-            rows, as its split has them.
+        data: other data: its test rows, or all rows if it has no split. By default the test rows of the run's split.
     """
     if data is None:
         parts = parts_of(run)
-        own = tested(parts)
-        if own is None:
+        rows = tested(parts)
+        if rows is None:
             raise ConfigError(
-                f"{run.config.data.path} has neither test nor validation rows: name other data to measure it on"
+                f"{run.config.data.path} has neither test nor validation rows: name other data to evaluate on"
             )
-        return own, parts.notes
+        return rows, parts.notes
     return unseen_rows(data, KeptSplit.load(run), run.config.data.max_broken)

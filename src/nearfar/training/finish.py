@@ -1,4 +1,4 @@
-"""The end of a run: the best of features, start and trained model, its threshold, what it is worth on the test rows."""
+"""The end of a run: choose a candidate, calibrate its threshold, evaluate all candidates on the test rows."""
 
 import time
 import warnings
@@ -12,7 +12,7 @@ import numpy as np
 from nearfar.data import Table
 from nearfar.models import Embedder
 from nearfar.training import norms, thresholds
-from nearfar.training.candidates import Measured, chosen, features_alone, gain, on_cached_features, verdict
+from nearfar.training.candidates import Measured, chosen, features_only, gain, on_cached_features, verdict
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import Choice
 from nearfar.training.defaults import is_pretrained
@@ -31,13 +31,13 @@ COLUMNS = {"features": "features", "start": "start", "trained": "after"}
 
 
 def tested(parts: Parts) -> Table | None:
-    """The rows whose metrics count: the test rows, or the validation rows where there are none."""
+    """The rows to evaluate on: the test rows, or else the validation rows."""
     return parts.test if parts.test is not None else parts.val
 
 
 @dataclass
 class _Candidates:
-    """The embedders that a run may keep; of two of them, the states of one network."""
+    """The embedders that a run may keep. The initial and the trained model are states of one network."""
 
     embedder: Embedder
     config: TrainConfig
@@ -49,7 +49,7 @@ class _Candidates:
         return ["features", *self.states] if self.features is not None else [*self.states]
 
     def model(self, name: str) -> Embedder:
-        """The embedder itself; another call may change it."""
+        """The embedder; another call may change it."""
         if name == "features":
             assert self.features is not None
             return self.features
@@ -57,7 +57,7 @@ class _Candidates:
         return self.embedder.eval()
 
     def binary(self, name: str) -> bool:
-        """Whether it gives codes; pretrained features never are."""
+        """Whether the candidate's embeddings are codes; pretrained features never are."""
         return name != "features" and self.embedder.binary
 
     def embed(self, name: str, table: Table, world: World, display: Display) -> Floats:
@@ -70,12 +70,12 @@ class _Candidates:
 def finish(
     run: Run, fitted: Fitted, prepared: Prepared, choice: Choice | None, display: Display, world: World | None = None
 ) -> None:
-    """Choose what is kept, calibrate it on held-out rows, measure all candidates on the test rows, and save.
+    """Choose a candidate, calibrate it on held-out rows, evaluate all candidates on the test rows, and save.
 
-    Of several processes each embeds its part, and the first one writes.
+    Each process embeds its share; the first one writes.
     """
     config, parts, world = prepared.config, prepared.parts, world or World()
-    world.wait()  # until the best model is written
+    world.wait()  # for the best model to be written
     candidates = _candidates(run, fitted, config, chosen=choice is not None)
     kept, values, held_out = _chosen(run, candidates, parts, choice, world, display)
     began = time.monotonic()
@@ -108,16 +108,16 @@ def finish(
     classes = table.num_classes if table is not None else parts.train.num_classes
     what = f"{classes:,} {'unseen' if parts.open_set else 'known'} classes"
     better = gain(kept, measured, config.evaluation.metric)
-    said = verdict(kept, measured, values, config.evaluation.metric, what) if measured else ""
+    sentence = verdict(kept, measured, values, config.evaluation.metric, what) if measured else ""
     run.write_metrics(
         {
             "before": dict(measured["start"].metrics) if "start" in measured else {},
             "after": dict(after),
-            "candidates": {name: found.to_dict() for name, found in measured.items()},
+            "candidates": {name: candidate.to_dict() for name, candidate in measured.items()},
             "kept": kept,
             "compared_by": "hamming" if model.binary else "cosine",
             "held_out": values,
-            "verdict": said,
+            "verdict": sentence,
             "gain": None if better is None else asdict(better),
             "measured_on": "test" if parts.test is not None else "validation",
             "classes": classes,
@@ -138,16 +138,14 @@ def finish(
 
 
 def learned(kept: str, values: Mapping[str, float], config: TrainConfig) -> bool:
-    """Whether what is kept knows more, by the held-out rows, than a network that nobody has trained, or than it knew
-    before this training.
-    """
+    """Whether the kept candidate is better, on the held-out rows, than an untrained network or the initial model."""
     if kept == "start":
         return is_pretrained(config.model.backbone or "", config.model.weights) or config.model.backbone == "features"
     return kept != "trained" or "start" not in values or values["trained"] > values["start"]
 
 
 def _candidates(run: Run, fitted: Fitted, config: TrainConfig, *, chosen: bool) -> _Candidates:
-    """Everything that may be kept; the trained model is that of the best step, where validation rows chose one."""
+    """The candidates; the trained model is the one of the best step, if validation rows chose one."""
     embedder, learner = fitted.learner.embedder, fitted.learner
     if fitted.best is not None and not chosen:
         embedder.load_state_dict(run.load_checkpoint("best")["embedder"])
@@ -157,38 +155,38 @@ def _candidates(run: Run, fitted: Fitted, config: TrainConfig, *, chosen: bool) 
     if run.has_checkpoint("start"):
         states["start"] = run.load_checkpoint("start")["embedder"]
     states["trained"] = {name: value.detach().clone() for name, value in embedder.state_dict().items()}
-    return _Candidates(embedder, config, states, features_alone(config))
+    return _Candidates(embedder, config, states, features_only(config))
 
 
 def _chosen(
     run: Run, candidates: _Candidates, parts: Parts, choice: Choice | None, world: World, display: Display
 ) -> tuple[str, dict[str, float], HeldOut | None]:
-    """What is kept, the metric by which it was chosen, and the held-out rows as it embeds them."""
+    """The kept candidate, the metric of each on the held-out rows, and the held-out rows as it embeds them."""
     if choice is not None:
         return choice.kept, dict(choice.values), held_out_of(run)
     if parts.val is None:
         return "trained", {}, None
     config, metric = candidates.config, candidates.config.evaluation.metric
     embeddings = {name: candidates.embed(name, parts.val, world, display) for name in candidates.names}
-    found = {
+    measured = {
         name: Measured.of(x, parts.val, config, world, binary=candidates.binary(name)) for name, x in embeddings.items()
     }
-    values = {name: float(own.metrics[metric]) for name, own in found.items() if metric in own.metrics}
+    values = {name: float(result.metrics[metric]) for name, result in measured.items() if metric in result.metrics}
     kept = "trained"
     if config.evaluation.keep == "best" and "trained" in values:
-        kept = chosen(found, metric)
-    rows, own = parts.val, embeddings[kept]
-    if kept == "features":  # which have seen none of the training rows either
+        kept = chosen(measured, metric)
+    rows, kept_embeddings = parts.val, embeddings[kept]
+    if kept == "features":  # the training rows are unseen to it, too
         rows = parts.to_choose_by
-        own = candidates.embed(kept, rows, world, display)
-    held_out = HeldOut(own, rows.labels, np.zeros(len(rows), np.int64), parts.open_set)
+        kept_embeddings = candidates.embed(kept, rows, world, display)
+    held_out = HeldOut(kept_embeddings, rows.labels, np.zeros(len(rows), np.int64), parts.open_set)
     if world.first:
         held_out.save(run)
     return kept, values, held_out
 
 
 def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig) -> None:
-    """Leave report.html in the run. It is the last thing done and can be done again: its failure fails no run."""
+    """Write report.html into the run. It comes last and can be repeated, so a failure only warns."""
     try:
         from nearfar.report.run import write_run_report
 
@@ -196,7 +194,7 @@ def write_report(run: Run, embeddings: Floats, table: Table, config: TrainConfig
         write_run_report(run.folder, embeddings, table, binary=binary, seed=config.seed)
     except Exception as error:
         warnings.warn(
-            f"the run is whole, but its report could not be written: {error!r}. To try again: "
+            f"the run is complete, but its report could not be written: {error!r}. To try again: "
             f"nearfar report {run.folder}",
             stacklevel=2,
         )
@@ -210,19 +208,19 @@ def _take_average(embedder: Embedder, learner: Learner) -> None:
 
 
 def report(run: Run) -> None:
-    """Print the candidates, the verdict, and what to do next."""
+    """Print the candidates, the verdict and the next commands."""
     metrics, config = run.metrics, run.config
-    after, found = metrics["after"], metrics["candidates"]
+    after, candidates = metrics["after"], metrics["candidates"]
     names = [name for name in SHOWN if name in after] + [name for name in after if name.endswith("accuracy")]
     name = Path(config.data.test or config.data.path).name
     classes = f"{metrics['classes']:,} {'unseen' if metrics['open_set'] else 'known'} classes"
     columns = {
         f"{COLUMNS[name]}{' (kept)' if name == metrics['kept'] else ''}": {
-            key: _with_interval(own["metrics"][key], own["intervals"].get(key))
+            key: _with_interval(candidate["metrics"][key], candidate["intervals"].get(key))
             for key in names
-            if key in own["metrics"]
+            if key in candidate["metrics"]
         }
-        for name, own in found.items()
+        for name, candidate in candidates.items()
     }
     if columns:
         how = ", codes by Hamming distance" if metrics.get("compared_by") == "hamming" else ""
@@ -232,7 +230,7 @@ def report(run: Run) -> None:
     elif after:
         print_table(f"training classes of {name}, by models that had not seen them", {"": {n: after[n] for n in names}})
     else:
-        print(f"nothing was measured, since there are no test data: nearfar evaluate {run.folder} DATA does it")
+        print(f"nothing was evaluated, since there are no test data: nearfar evaluate {run.folder} DATA does so")
     best = metrics["best"]
     if best is not None:
         print(f"best of validation ({config.evaluation.metric} {best['value']:.1%}) at step {best['step']:,}")
@@ -243,13 +241,13 @@ def report(run: Run) -> None:
     print(f"trained {steps} in {metrics['train_seconds']:,.0f} s; {run.folder} holds the model\n")
     if (run.folder / "report.html").is_file():
         print(f"look at it:            {run.folder / 'report.html'}")
-    given = "features" if config.model.backbone == "features" else '"photos"'
-    if given != "features":  # of which there is nothing to show
+    inputs = "features" if config.model.backbone == "features" else '"photos"'
+    if inputs != "features":  # features have no images to show
         print(f"search with it:        nearfar index {run.folder} DATA, nearfar search {run.folder} IMAGE")
         print(f"show it to others:     nearfar serve {run.folder}")
     print(f"measure it elsewhere:  nearfar evaluate {run.folder} DATA")
     print(f"repeat it:             nearfar train --config {run.folder / 'config.yaml'} --out NEW")
-    print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed({given})')
+    print(f'use it:                nearfar.models.Embedder.load("{run.folder}").embed({inputs})')
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
@@ -257,7 +255,7 @@ def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def to_try(metrics: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """What may help where training did not."""
+    """Suggestions for a training that did not help."""
     if metrics["kept"] == "trained":
         return []
     ideas = []

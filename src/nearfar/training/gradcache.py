@@ -1,14 +1,14 @@
-"""`GradCache`: one step over a batch whose activations do not fit into memory.
+"""`GradCache`: one step on a batch whose activations do not fit into memory.
 
-Losses of pairs do not fall into parts: the mean of the losses of eight small batches is not the loss of the large one,
-which compares every sample with every other. Their gradients do fall into parts at the embeddings:
+Pair losses do not decompose: the mean loss of eight small batches is not the loss of the large one, which compares
+every sample with every other. But their gradients decompose at the embeddings:
 
-    1. embed all chunks, keeping nothing but the embeddings (N, D)
-    2. the loss of all embeddings at once, and its gradient at them
-    3. embed chunk after chunk again, this time with a graph, and send each its rows of that gradient
+    1. embed all chunks without a graph, keeping only the embeddings (N, D)
+    2. compute the loss of all embeddings, and its gradient with respect to them
+    3. embed each chunk again with a graph, and backpropagate its rows of that gradient
 
-What is left in `.grad` is what the whole batch would have left, for one more forward pass and the activations of one
-chunk.
+The gradients in `.grad` equal those of the whole batch, at the cost of one more forward pass and the activations of
+one chunk.
 
 References: L. Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021,
 arXiv:2101.06983.
@@ -30,19 +30,18 @@ class GradCache:
         embeddings = torch.cat([model(part) for part in inputs.split(chunk)])
         loss(embeddings, labels).backward()
 
-    Dropout draws the same in both passes, and buffers that a forward pass moves are moved once. Batch normalisation
-    must be frozen: by statistics of its batch, a sample's embedding depends on its chunk, and neither the embeddings
-    nor the gradients would be those of the whole batch.
+    Dropout draws the same masks in both passes, and buffers that a forward pass updates are updated once. Batch
+    normalisation must be frozen: with batch statistics, a sample's embedding would depend on its chunk.
 
     Args:
-        model: inputs (n, ...) to embeddings (n, D). What it draws at random must come from torch's generators.
-        loss: embeddings (N, D) and labels to a scalar; its own parameters get their gradients too.
-        chunk: how many samples are embedded at a time.
-        autocast: makes the context in which model and loss are called, such as
+        model: maps inputs (n, ...) to embeddings (n, D). It must draw random numbers from torch's generators only.
+        loss: maps embeddings (N, D) and labels to a scalar; its parameters get their gradients too.
+        chunk: number of samples embedded at a time.
+        autocast: returns the context in which model and loss are called, such as
             `lambda: torch.autocast("cpu", torch.bfloat16)`.
 
     Attributes:
-        embeddings: of the last step (N, D), without graph.
+        embeddings: the embeddings (N, D) of the last step, detached.
 
     Example:
         >>> model, loss = nn.Linear(3, 2), lambda x, labels: x.square().sum()
@@ -62,18 +61,18 @@ class GradCache:
         autocast: Callable[[], AbstractContextManager[object]] | None = None,
     ):
         if chunk < 1:
-            raise InputError(f"chunk={chunk} must be a number of samples, at least 1")
+            raise InputError(f"chunk={chunk} must be at least 1 sample")
         self.model, self.loss, self.chunk = model, loss, chunk
         self.autocast = autocast or nullcontext
 
     def step(self, inputs: Tensor, labels: Tensor, backward: Callable[[Tensor], object] | None = None) -> Tensor:
-        """Add the gradients of the batch to `.grad`, and give its loss, without graph.
+        """Add the gradients of the batch to `.grad`, and return its loss, detached.
 
         Args:
             inputs: (N, ...).
-            labels: what the loss takes besides the embeddings.
-            backward: called with the loss in place of `loss.backward()`, such as Lightning's `manual_backward`. Where
-                it scales the loss, as float16 needs it, all gradients are scaled alike.
+            labels: passed to the loss with the embeddings.
+            backward: called with the loss in place of `loss.backward()`, such as Lightning's `manual_backward`. If it
+                scales the loss, as float16 requires, all gradients have the same factor.
         """
         check_batch_norm(self.model)
         if len(inputs) <= self.chunk:
@@ -88,8 +87,8 @@ class GradCache:
         before, buffers = _random_states(inputs.device), [buffer.clone() for buffer in self.model.buffers()]
         with torch.no_grad(), self.autocast():
             leaves = torch.cat([self.model(part) for part in chunks])
-        # Around us there may be an autocast already. Its cache has the weights as this pass has cast them, and some
-        # versions of torch would take them again, though they have no graph.
+        # An enclosing autocast may have cached this pass's cast weights, which have no graph. Some versions of torch
+        # would reuse them in the second pass.
         torch.clear_autocast_cache()
         self.embeddings = leaves.detach()  # shares the memory
         leaves.requires_grad_()
@@ -104,15 +103,15 @@ class GradCache:
         return loss.detach()
 
     def _send(self, chunks: tuple[Tensor, ...], gradient: Tensor) -> None:
-        for part, own in zip(chunks, torch.split(gradient, self.chunk), strict=True):
+        for part, part_gradient in zip(chunks, torch.split(gradient, self.chunk), strict=True):
             with self.autocast():
                 embeddings = self.model(part)
-            if embeddings.requires_grad:  # not if all that is trained is the loss
-                torch.autograd.backward(embeddings, own)
+            if embeddings.requires_grad:  # false if only the loss is trained
+                torch.autograd.backward(embeddings, part_gradient)
 
 
 def check_batch_norm(model: nn.Module) -> None:
-    """Refuse a model that would normalise by the statistics of a chunk."""
+    """Reject a model that would normalise by the statistics of a chunk."""
     names = [
         name or type(module).__name__
         for name, module in model.named_modules()
@@ -128,9 +127,9 @@ def check_batch_norm(model: nn.Module) -> None:
 
 
 def start_backward(loss: Tensor, backward: Callable[[Tensor], object] | None) -> None:
-    """From the loss to its parameters and the embeddings."""
+    """Backpropagate from the loss to its parameters and the embeddings."""
     if loss.ndim:
-        raise InputError(f"the loss has shape {tuple(loss.shape)}, but a step needs one number: give it a reduction")
+        raise InputError(f"the loss has shape {tuple(loss.shape)}, but a step needs a scalar: set a reduction")
     if backward is None:
         torch.autograd.backward(loss)
     else:
@@ -152,7 +151,7 @@ def _set_random_states(states: list[Tensor], device: torch.device) -> None:
 
 @contextmanager
 def _again(states: list[Tensor], device: torch.device) -> Iterator[None]:
-    """Draw once more what was drawn since these states; then go on as if that had not been."""
+    """Repeat the random draws since these states; then restore the generators."""
     now = _random_states(device)
     _set_random_states(states, device)
     try:

@@ -1,8 +1,8 @@
-"""Embeddings of classes that the model which made them was not trained on: what thresholds and choices rest on.
+"""Embeddings of held-out classes, by models that were not trained on them: the basis of thresholds and choices.
 
-Where classes are held out for validation, these are their rows, by the model that was kept. Where they are few, a run
-cross-fits: the training classes are dealt into folds, and each fold is embedded by a model that was trained on the
-others. Only rows of one fold may then be compared with each other.
+With validation classes, these are their rows, embedded by the kept model. With few classes, a run cross-fits: the
+training classes are dealt into folds, and each fold is embedded by a model trained on the others. Then only rows of
+the same fold may be compared with each other.
 """
 
 import zipfile
@@ -22,13 +22,13 @@ FILE_NAME = "held_out.npz"
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Rows that were held out.
+    """Held-out rows.
 
     Attributes:
-        embeddings: (N, D), of any length; rows of unreadable images are NaN.
+        embeddings: (N, D), of any norm; rows of unreadable images are NaN.
         labels: (N,) class ids.
-        fold: (N,) numbers of the models that embedded them; all 0 where there was one.
-        open_set: whether the classes were unknown to the model; if not, only the images were.
+        fold: (N,) number of the model that embedded each row; all 0 for a single model.
+        open_set: whether the classes were unknown to the model, not only the images.
     """
 
     embeddings: NDArray[np.float32]
@@ -37,18 +37,20 @@ class HeldOut:
     open_set: bool
 
     def save(self, run: Run) -> None:
-        """Keep them in the run's folder."""
+        """Save the rows in the run's folder."""
         with replaced_file(run.folder / FILE_NAME) as file:
             np.savez(file, embeddings=self.embeddings, labels=self.labels, fold=self.fold, open_set=self.open_set)
 
 
 def held_out_of(run: Run) -> HeldOut | None:
-    """What a run has kept; None for a run that held nothing out, or was made before that was kept."""
+    """Load a run's held-out rows; None if it has none, or was made by a version that did not save them."""
     path: Path = run.folder / FILE_NAME
     if not path.is_file():
         return None
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-            return HeldOut(kept["embeddings"], kept["labels"], kept["fold"], bool(kept["open_set"]))
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return HeldOut(arrays["embeddings"], arrays["labels"], arrays["fold"], bool(arrays["open_set"]))
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise RunError(f"{path} is damaged ({error}): remove it; thresholds can then not be found anew") from error
+        raise RunError(
+            f"{path} is damaged ({error}): remove it; thresholds can then not be calibrated again"
+        ) from error

@@ -1,4 +1,4 @@
-"""`launch`: training in several processes of this machine. Beyond it, torchrun and srun do the same."""
+"""`launch`: training in several processes on this machine. On several machines, use torchrun or srun."""
 
 import logging
 import multiprocessing
@@ -17,16 +17,17 @@ from nearfar.foundation.run_folder import RunError
 from nearfar.training.options import ConfigError
 from nearfar.training.world import accelerator_of
 
-GRACE = 300  # seconds in which processes that are told to stop may finish a step and save
+GRACE = 300  # seconds in which processes that are asked to stop may finish a step and save
 
 
 def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
-    """Call `worker(*arguments)` in so many new processes, connected as torchrun connects them, and give what the first
-    returns. If one of them fails, all are ended. What the first to fail raised is raised here, if it is an error for
-    users; else it is a bug, and a `RuntimeError` has its traceback. If a signal ended it, `RunError` says which.
+    """Call `worker(*arguments)` in new processes, connected as torchrun connects them; return the first one's result.
 
-    Worker and arguments are pickled. Python starts each process by importing the main module again, so a script that
-    comes here needs the usual `if __name__ == "__main__":`.
+    If a process fails, all are ended. The first error is raised again here if it is one for users; otherwise it is a
+    bug, and a `RuntimeError` contains its traceback. If a signal ended the process, `RunError` names it.
+
+    Worker and arguments are pickled. Each process imports the main module again, so a script needs the usual
+    `if __name__ == "__main__":`.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -45,36 +46,36 @@ def launch(worker: Callable[..., Any], processes: int, *arguments: Any) -> Any:
         shutdown_timeout=GRACE,
         signals_to_handle="SIGTERM,SIGINT",
     )
-    told = multiprocessing.get_context("spawn").SimpleQueue()
+    errors = multiprocessing.get_context("spawn").SimpleQueue()
     with _one_machine(processes):
         try:
-            return elastic_launch(config, _telling)(told, worker, *arguments)[0]
+            return elastic_launch(config, _report_errors)(errors, worker, *arguments)[0]
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            if failure.exitcode < 0 or told.empty():
-                raise RunError(f"process {rank} of {processes} ended: {said(failure)}") from error
-            rank, first = told.get()  # of several: the others lost their connection to it
+            if failure.exitcode < 0 or errors.empty():
+                raise RunError(f"process {rank} of {processes} ended: {reason_of(failure)}") from error
+            rank, first = errors.get()  # later ones lost their connection to the first
             if isinstance(first, NearfarError):
                 raise first from error
             raise RuntimeError(f"process {rank} of {processes} ended:\n{first}") from None
-        except SignalException:  # they were told, and have saved
+        except SignalException:  # the processes got it too, and have saved
             return None
 
 
 def check_accelerator(name: str) -> None:
-    """Refuse what Lightning does not know, or does not find here."""
+    """Reject an accelerator that Lightning does not know or this machine does not have."""
     from lightning.pytorch.accelerators import AcceleratorRegistry
 
     kinds = {kind: AcceleratorRegistry[kind]["accelerator"] for kind in sorted(AcceleratorRegistry)}
     if name not in ("auto", "gpu", *kinds):
-        raise ConfigError(f"there is no accelerator {name}: there are auto, gpu, {', '.join(kinds)}")
+        raise ConfigError(f"there is no accelerator {name}: choose auto, gpu, {', '.join(kinds)}")
     meant = [] if name == "auto" else ["cuda", "mps"] if name == "gpu" else [name]
     if meant and not any(kinds[kind].is_available() for kind in meant):
-        raise ConfigError(f"accelerator={name}, but this machine has none: leave it out, or take cpu")
+        raise ConfigError(f"accelerator={name}, but this machine has none: leave it out, or use cpu")
 
 
 def check_devices(accelerator: str, devices: int) -> None:
-    """Refuse more processes than there are devices for them."""
+    """Reject more processes than there are devices."""
     import torch
 
     if devices < 1:
@@ -83,30 +84,30 @@ def check_devices(accelerator: str, devices: int) -> None:
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise ConfigError(f"devices={devices}, but this machine has {torch.cuda.device_count()} GPUs")
     if kind not in ("cpu", "cuda") and devices > 1:
-        raise ConfigError(f"several devices go with accelerator cpu and gpu, not with {accelerator}")
+        raise ConfigError(f"several devices need accelerator cpu or gpu, not {accelerator}")
 
 
-def said(failure: Any) -> str:
-    """The last words of a process: its error, or the signal that ended it."""
+def reason_of(failure: Any) -> str:
+    """Why a process ended: its error, or the signal."""
     message = failure.message
     if isinstance(message, dict):
         message = message.get("message", "")
     return str(message).strip() or failure.signal_name()
 
 
-def _telling(told: Any, worker: Callable[..., Any], *arguments: Any) -> Any:
-    """What each process calls. torch would keep the words of its error, but not the type."""
+def _report_errors(errors: Any, worker: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the worker in a process, and send its error to the parent: torch keeps only the message, not the type."""
     try:
         return worker(*arguments)
     except Exception as error:
-        told.put((os.environ["RANK"], error if isinstance(error, NearfarError) else traceback.format_exc()))
+        errors.put((os.environ["RANK"], error if isinstance(error, NearfarError) else traceback.format_exc()))
         raise
 
 
 @contextmanager
 def _one_machine(processes: int) -> Iterator[None]:
-    """Talk over loopback, share the cores, keep torch's agent silent about what is said here anyway, and take back its
-    handlers of signals, which it leaves behind.
+    """Use the loopback interface, share the cores, silence torch's agent, and restore the signal handlers that it
+    replaces.
     """
     caught = threading.current_thread() is threading.main_thread()
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)} if caught else {}

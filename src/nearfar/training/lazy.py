@@ -1,9 +1,9 @@
-"""`LazyRows`: an optimiser's step for the rows of a large parameter that a batch has touched, and for no others.
+"""`LazyRows`: optimiser steps for only those rows of a large parameter that have a gradient.
 
-Where a loss samples its negative classes, most class vectors have no gradient in a step. The usual optimisers would
-still read and write every row, move it by its momentum and decay it; here such a row stays as it is, and what is kept
-for it too. So a row goes exactly the way on which the usual optimiser would lead it through those steps alone that
-touched it: Adam's correction of its averages counts these steps, row by row.
+If a loss samples its negative classes, most class vectors have no gradient in a step. The usual optimisers would still
+read and write every row, move it by its momentum and decay it. Here, such a row and its optimiser state stay unchanged.
+A row moves exactly as the usual optimiser would move it in only the steps that touch it: Adam's bias correction counts
+these steps, row by row.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 
 class LazyRows:
-    """Steps of some of an optimiser's parameters, row by row; what it keeps is in the optimiser's state.
+    """Row-by-row steps of some of an optimiser's parameters, with their state in the optimiser.
 
-    Call `step` when the gradients are there, before the optimiser's own, which then passes over these parameters:
+    Call `step` before the optimiser's own step, which then skips these parameters:
 
         lazy = LazyRows(optimiser, [loss.weight])
         loss(...).backward(); lazy.step(); optimiser.step()
 
     Args:
         optimiser: AdamW, Adam, SGD or RMSprop, without amsgrad, Nesterov, dampening, centring or maximisation.
-        parameters: (rows, ...), each in one of its groups.
-        rows: what a process has of such a parameter, and of what is kept for it, as a view of rows; by default all.
-        touched: which rows a parameter's gradient is of; by default those whose gradient is not zero.
+        parameters: (rows, ...), each in one of the optimiser's groups.
+        rows: returns the local rows of a parameter or of its state as a view; by default all.
+        touched: returns the rows that a parameter's gradient belongs to; by default those with a non-zero gradient.
     """
 
     def __init__(
@@ -38,20 +38,20 @@ class LazyRows:
     ):
         kinds: dict[type, Callable[..., Tensor]] = {AdamW: _adam, Adam: _adam, SGD: _sgd, RMSprop: _rmsprop}
         if type(optimiser) not in kinds:
-            raise TypeError(f"rows can be stepped one by one as adamw, adam, sgd or rmsprop, not as {type(optimiser)}")
+            raise TypeError(f"row-by-row steps exist for adamw, adam, sgd and rmsprop, not for {type(optimiser)}")
         unusual = ("amsgrad", "nesterov", "dampening", "centered", "maximize")
         for group in optimiser.param_groups:
-            if set_ones := [name for name in unusual if group.get(name)]:
-                raise ValueError(f"rows cannot be stepped one by one with {set_ones[0]}")
+            if enabled := [name for name in unusual if group.get(name)]:
+                raise ValueError(f"row-by-row steps do not support {enabled[0]}")
         self._optimiser, self._update = optimiser, kinds[type(optimiser)]
         self._parameters = {id(parameter) for parameter in parameters}
         self._rows, self._touched = rows, touched
-        # Adam adds the decay to the gradient, AdamW takes it off the weights.
+        # Adam adds the decay to the gradient, AdamW subtracts it from the weights.
         self._decoupled = isinstance(optimiser, AdamW)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the rows that have a gradient, sparse or dense, and take the gradient away."""
+        """Update the rows that have a gradient, sparse or dense, and clear the gradient."""
         for group in self._optimiser.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in self._parameters and parameter.grad is not None:
@@ -73,7 +73,7 @@ class LazyRows:
         table[touched] = rows.sub_(self._update(gradient, state, group))
 
     def _gradient(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
-        """Which rows have a gradient, and theirs."""
+        """The rows that have a gradient, and their gradients."""
         assert parameter.grad is not None
         if parameter.grad.is_sparse:
             gradient = parameter.grad.coalesce()
@@ -85,7 +85,7 @@ class LazyRows:
 
 
 class _Rows:
-    """What is kept for the touched rows, in tensors that have a row for every row of the parameter."""
+    """The optimiser state of the touched rows, in tensors with a row for every row of the parameter."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Rows:
         self._state, self._parameter, self._touched, self._rows = state, parameter, touched, rows
 
     def changed(self, name: str, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The new values of these rows."""
+        """Change the state of these rows, and return the new values."""
         if name not in self._state:
             self._state[name] = torch.zeros_like(self._parameter.detach())
         kept = self._rows(self._state[name])
@@ -106,7 +106,7 @@ class _Rows:
         return new
 
     def counted(self) -> Tensor:
-        """How often each row has been touched, this time included; one column beside the gradient."""
+        """The number of steps of each row, this one included, shaped to broadcast with the gradient."""
         table = self._rows(self._parameter)
         if "step" not in self._state:
             self._state["step"] = torch.zeros(len(table), device=table.device)

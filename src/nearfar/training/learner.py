@@ -1,4 +1,4 @@
-"""`Learner`: one training step, as Lightning calls it. What happens around the steps: `recorder.py`."""
+"""`Learner`: one training step, called by Lightning. `recorder.py` handles what happens between steps."""
 
 import random
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from nearfar.data import Batch
 from nearfar.foundation.run_folder import RunError
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
+from nearfar.training.class_shards import local_rows
 from nearfar.training.config import TrainConfig
 from nearfar.training.gradcache import GradCache
 from nearfar.training.lazy import LazyRows
@@ -33,16 +34,15 @@ from nearfar.training.parts import (
     table_shards,
 )
 from nearfar.training.shards import Shard, load_shards
-from nearfar.training.spread import rows_here
 from nearfar.training.subset import SubsetStep, check_keep
 from nearfar.training.world import World
 
-FORMAT = 1  # of the states below
+FORMAT = 1  # version of the checkpoint state
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step leaves for those who watch; nothing of it has a graph."""
+    """The result of a step for observers; all tensors are detached."""
 
     loss: Tensor
     embeddings: Tensor
@@ -50,7 +50,7 @@ class Step:
 
 
 class Observer(Protocol):
-    """Is told of every step once the weights have moved."""
+    """Receives every step, before it and after the update of the weights."""
 
     def before_step(self, learner: "Learner") -> None: ...
 
@@ -58,16 +58,15 @@ class Observer(Protocol):
 
 
 class Learner(LightningModule):
-    """Embedder, loss, optimiser, schedule and averaged weights, and how far they are.
+    """The state of training: embedder, loss, optimiser, schedule, averaged weights and step count.
 
-    What is random in a step depends on the seed and the step's number alone, so that a run that goes on from a
-    checkpoint draws what it would have drawn.
+    Random numbers in a step depend only on the seed and the step number, so that a resumed run draws the same ones.
 
     Args:
-        config: resolved.
-        total_steps: at which the schedule ends.
-        observer: is told of every step.
-        world: the processes that train together; the loss is `spread` over them.
+        config: the resolved configuration.
+        total_steps: the step at which the schedule ends.
+        observer: is notified of every step.
+        world: the processes that train together; the loss is distributed over them.
     """
 
     optimiser: Optimizer
@@ -86,17 +85,17 @@ class Learner(LightningModule):
         self.observer, self.world = observer, world or World()
         set_norms(embedder, loss, config.model)
         self._margins = RisingMargins(loss, config.schedule.margin_warmup_steps or 0)
-        # Parts of class weights are each process's own, and what else a loss keeps, all of them change alike.
-        own = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
-        own += [name for name, _ in loss.named_buffers()]
-        self._ddp_params_and_buffers_to_ignore = [f"loss.{name}" for name in own]
+        # DDP must not synchronise shards of class weights, nor the loss's buffers, which change alike in all processes.
+        ignored = [name for name, parameter in loss.named_parameters() if is_sharded(parameter)]
+        ignored += [name for name, _ in loss.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = [f"loss.{name}" for name in ignored]
         self._lazy: LazyRows | None = None
         self.done = 0  # steps
         self.ema: Ema | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._resumed_shards: Path | None = None
         self._last: Step | None = None
-        self._whole_step: GradCache | SubsetStep | None = None  # which goes backward by itself
+        self._whole_step: GradCache | SubsetStep | None = None  # does its own backward pass
         if config.select is not None:
             self._whole_step = SubsetStep(embedder, loss, config.select, config.select_keep, config.chunk)
         elif config.chunk is not None:
@@ -104,7 +103,7 @@ class Learner(LightningModule):
         check_chunks(config)
 
     def configure_optimizers(self) -> Any:
-        """Lightning asks once, when the weights are where they will be trained."""
+        """Called by Lightning once the weights are on their device."""
         self.optimiser, self.schedule = make_optimisation(self.config, self.embedder, self.loss, self.total_steps)
         if self.config.sample_rate < 1:
             self._lazy = lazy_rows(self.loss, self.optimiser)
@@ -128,11 +127,11 @@ class Learner(LightningModule):
     # A step
 
     def start_epoch(self, epoch: int) -> None:
-        """Choose what this epoch trains; where warm-up ends, begin again with the optimiser, if it is to."""
+        """Choose what this epoch trains; restart the optimiser when the warm-up ends, if configured."""
         self.embedder.start_epoch(epoch)
         if self.config.optimiser.restart and epoch >= self.config.model.warmup_epochs:
             moved = any(parameter in self.optimiser.state for parameter in self.embedder.trunk_parameters())
-            if not moved:  # nor will it be, if a run goes on in the middle of this epoch
+            if not moved:  # a run resumed in the middle of this epoch must not restart it again
                 self.optimiser.state.clear()
 
     def training_step(self, batch: Batch) -> Tensor:
@@ -149,28 +148,28 @@ class Learner(LightningModule):
         else:
             embed = self.embedder.project if self.config.model.freeze else self.embedder
             embeddings = embed(batch.images)
-            if self.world.size > 1:  # what a loss draws, it draws alike everywhere
+            if self.world.size > 1:  # the loss draws the same numbers in all processes
                 _seed_step(self.config.seed, self.done, 0, self.device)
             loss = self.loss(embeddings, batch.labels)
-        if loss.device.type == "cpu" and not torch.isfinite(loss):  # elsewhere it would wait for the device
+        if loss.device.type == "cpu" and not torch.isfinite(loss):  # on other devices this would synchronise
             raise self.not_finite("the loss is not a number", self.done + 1)
         self._last = Step(loss.detach(), embeddings.detach(), batch.labels)
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """In chunks, or of a part, it has been done already."""
+        """Do nothing if the step did its own backward pass."""
         if self._whole_step is None:
             super().backward(loss, *args, **kwargs)
 
     def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Lightning calls it between the step and `backward`."""
+        """Keep the gradients of a step that did its own backward pass: Lightning calls this after it."""
         if self._whole_step is None:
             super().optimizer_zero_grad(*args, **kwargs)
 
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        own = self.config.optimiser
-        if own.clip_value is not None or own.clip_norm is not None:
-            clip(self.parameters(), own.clip_value, own.clip_norm, self.world)
+        limits = self.config.optimiser
+        if limits.clip_value is not None or limits.clip_norm is not None:
+            clip(self.parameters(), limits.clip_value, limits.clip_norm, self.world)
         if self._lazy is not None:
             self._lazy.step()
 
@@ -185,10 +184,10 @@ class Learner(LightningModule):
     # State
 
     def state(self) -> dict[str, Any]:
-        """All that later steps depend on, but for the data and the `shards`."""
-        here = [rows_here(p) if is_sharded(p) else p for p in self.parameters()]
-        if self.world.any(not all(bool(torch.isfinite(parameter).all()) for parameter in here))[0]:
-            raise self.not_finite("weights are not numbers any more", self.done)
+        """Everything that later steps depend on, except the data and the `shards`."""
+        local = [local_rows(p) if is_sharded(p) else p for p in self.parameters()]
+        if self.world.any(not all(bool(torch.isfinite(parameter).all()) for parameter in local))[0]:
+            raise self.not_finite("weights are no longer finite", self.done)
         return {
             "format": FORMAT,
             "step": self.done,
@@ -202,19 +201,19 @@ class Learner(LightningModule):
         }
 
     def shards(self) -> dict[str, Shard]:
-        """The part that this process has of large class weights, and of what the optimiser keeps for them."""
+        """This process's shards of large class weights and of their optimiser state."""
         return table_shards(self.loss) | optimiser_shards(self.loss, self.optimiser)
 
     def resume(self, state: Mapping[str, Any], shards: Path | None = None) -> None:
-        """Take up a state before training begins; what needs an optimiser follows once there is one.
+        """Load a checkpoint before training; the optimiser's state is loaded once the optimiser exists.
 
         Args:
-            shards: the folder with what is saved in parts, if anything is.
+            shards: the folder of the checkpoint's shards, if any.
         """
         if state.get("format") != FORMAT:
             raise RunError(
-                f"the checkpoint has format {state.get('format')}, this version of nearfar goes on from {FORMAT}: "
-                "use the version that began the run (environment.json names it)"
+                f"the checkpoint has format {state.get('format')}, but this version of nearfar resumes format {FORMAT}"
+                ": use the version that started the run (environment.json names it)"
             )
         self.embedder.load_state_dict(state["embedder"])
         load_plain_loss_state(self.loss, state["loss"])
@@ -222,7 +221,7 @@ class Learner(LightningModule):
         self._resumed, self._resumed_shards = state, shards
 
     def not_finite(self, what: str, step: int) -> RunError:
-        """What to say when numbers have gone."""
+        """The error for values that are NaN or infinite."""
         return RunError(
             f"{what} (step {step}). Start again more carefully: a lower --lr (it is {self.config.optimiser.lr:g}), "
             "--optimiser.clip_norm 1, --schedule.warmup_steps 100, --precision 32-true. nearfar doctor shows whether "
@@ -231,13 +230,13 @@ class Learner(LightningModule):
 
 
 def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, total_steps: int) -> tuple[Any, Any]:
-    """The optimiser and the schedule of a resolved configuration."""
-    own, planned = config.optimiser, config.schedule
-    assert own.lr is not None
-    rates = Rates(own.lr, own.trunk, own.head, own.proxies, own.classes, own.scale, own.boundary)
+    """Build the optimiser and the schedule of a resolved configuration."""
+    chosen, planned = config.optimiser, config.schedule
+    assert chosen.lr is not None
+    rates = Rates(chosen.lr, chosen.trunk, chosen.head, chosen.proxies, chosen.classes, chosen.scale, chosen.boundary)
     warmup = planned.warmup_steps or 0
-    groups = parameter_groups(embedder, loss, rates, own.weight_decay, decay_all=own.decay_all)
-    optimiser = make_optimiser(own.name, groups, momentum=own.momentum, eps=own.eps)
+    groups = parameter_groups(embedder, loss, rates, chosen.weight_decay, decay_all=chosen.decay_all)
+    optimiser = make_optimiser(chosen.name, groups, momentum=chosen.momentum, eps=chosen.eps)
     if warmup >= total_steps:
         raise ConfigError(f"schedule.warmup_steps={warmup} must be fewer than all {total_steps} steps")
     if any(not 0 < milestone < 1 for milestone in planned.milestones):
@@ -254,25 +253,25 @@ def make_optimisation(config: TrainConfig, embedder: Embedder, loss: nn.Module, 
 
 
 def check_chunks(config: TrainConfig) -> None:
-    """Refuse what does not go with GradCache, or with a part of the batch."""
+    """Reject options that do not work with GradCache or a subset of the batch."""
     name = "select" if config.select is not None else "chunk"
     if config.chunk is None and config.select is None:
         return
     if config.model.freeze:
         raise ConfigError(f"--freeze trains a head on cached features, which fit into memory: leave {name} out")
     if config.devices * config.nodes > 1:
-        raise ConfigError(f"{name} goes with one device: with several, raise devices instead")
+        raise ConfigError(f"{name} works on one device only: leave it out, and use more devices instead")
     if config.precision == "16-mixed":
-        raise ConfigError(f"{name} goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+        raise ConfigError(f"{name} needs precision 32-true or bf16-mixed, whose gradients are not scaled")
     if config.select is not None:
         check_keep(config.select_keep)
 
 
 def _seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    own = (seed * 1_000_003 + step + 1) * 1024 + rank
+    step_seed = (seed * 1_000_003 + step + 1) * 1024 + rank
     if device.type == "cpu":
-        torch.default_generator.manual_seed(own % 2**63)
-    else:  # this keeps a stack trace for every kind of device that is not in use: 2 ms, and memory that grows
-        torch.manual_seed(own % 2**63)
-    random.seed(own)
-    np.random.seed(own % 2**32)
+        torch.default_generator.manual_seed(step_seed % 2**63)
+    else:  # on a CPU, this would keep a stack trace for every unused kind of device: 2 ms, and growing memory
+        torch.manual_seed(step_seed % 2**63)
+    random.seed(step_seed)
+    np.random.seed(step_seed % 2**32)

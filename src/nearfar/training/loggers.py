@@ -1,4 +1,4 @@
-"""Loggers besides `curves.csv`, by name."""
+"""Loggers besides `curves.csv`."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def check_installed(names: tuple[str, ...]) -> None:
-    """Refuse a logger whose package is missing, before anything else is done."""
+    """Reject a logger whose package is missing."""
     for name in names:
         if find_spec(PACKAGES[name]) is None:
             raise ConfigError(f"the logger {name} needs its package: pip install {PACKAGES[name]}")
@@ -27,12 +27,12 @@ class Loggers:
             logger.log_hyperparams(to_dict(config))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """The same to each."""
+        """Log the values to every logger."""
         for logger in self._loggers:
             logger.log_metrics(dict(values), step=step)
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Flush all loggers."""
         for logger in self._loggers:
             logger.finalize("success")
 

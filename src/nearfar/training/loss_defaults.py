@@ -1,8 +1,8 @@
-"""The training defaults of every loss, for each kind of start: one table, which `nearfar losses NAME` shows.
+"""The training defaults of every loss for each kind of start, which `nearfar losses NAME` shows.
 
-They were chosen on validation classes of the glyphs, for networks that start at random, and of frozen features of CUB,
-never on test classes; docs/LOG.md has what was tried. Rates of what a loss learns are absolute: under AdamW, whose
-steps do not grow with the gradient, a rate is how far each number moves in a step, whatever the network's rate is.
+They were chosen on validation classes, never on test classes: of the glyphs for networks from scratch, of CUB for
+frozen features. docs/LOG.md lists the experiments. The rates of a loss's parameters are absolute: AdamW's steps do not
+grow with the gradient, so the rate is the distance of a step, independent of the network's rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ from nearfar.training.options import loss_info
 
 Start = Literal["scratch", "tuned", "frozen"]
 STARTS: dict[Start, str] = {
-    "scratch": "a network that starts at random",
+    "scratch": "a randomly initialised network",
     "tuned": "a pretrained network",
     "frozen": "a head on frozen features",
 }
-CLASS_LEVEL = ", class-level"  # follows the name of a loss of two levels, where its class-level form is meant
-SMALLEST = ("lr", "classes", "scale", "boundary", "batch_size")  # what a sum takes from its most careful part
+CLASS_LEVEL = ", class-level"  # suffix for the class-level form of a loss with both forms
+SMALLEST = ("lr", "classes", "scale", "boundary", "batch_size")  # for a sum of losses, the smallest of its parts
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class LossDefaults:
-    """The defaults of one loss and one kind of start. Rates are AdamW's; under sgd, what a loss learns has the
+    """The defaults of one loss for one kind of start. Rates are for AdamW; with sgd, the loss's parameters have the
     network's rate.
     """
 
@@ -36,14 +36,14 @@ class LossDefaults:
     boundary: float
     warmup: float = 0.0  # epochs in which the rates rise
     margin_warmup: float = 0.0  # epochs in which an angular margin rises
-    head_scale: float = 1.0  # of a head that starts at random: the length of embeddings at first
+    head_scale: float = 1.0  # factor of a random initial head: sets the initial norm of embeddings
     batch_size: int = 128
     arguments: Mapping[str, Any] = field(default_factory=dict)  # where they differ from the constructor's
     why: str = ""
 
 
-# From random weights, class vectors and network look for each other: both move fast, but not in the first steps, in
-# which Adam does not know yet how large gradients are.
+# From random weights, class vectors and network both have far to move, so their rates are high, but not in the first
+# steps, when Adam's estimates of the gradients' magnitude are poor.
 COMMON: dict[Start, LossDefaults] = {
     "scratch": LossDefaults(lr=3e-3, classes=3e-2, scale=1e-3, boundary=1e-3),
     "tuned": LossDefaults(lr=1e-4, classes=1e-2, scale=1e-3, boundary=1e-3),
@@ -53,13 +53,13 @@ CLASS_WARMUP = 1.0  # epochs, for losses with class vectors from scratch
 
 ANGULAR_MARGIN: Mapping[str, Any] = {
     "margin_warmup": 4.0,
-    "why": "at 90°, where classes start, an angular margin turns all samples away from all classes",
+    "why": "at 90°, the initial angle, an angular margin turns all samples away from all classes",
 }
 ANY_NORM: Mapping[str, Any] = {
     "arguments": {"normalize": False},
-    "why": "as its authors train it; between unit vectors, exp(-d) hardly tells near from far",
+    "why": "as its authors train it; between unit vectors, exp(-d) hardly distinguishes near from far",
 }
-# What differs by loss: from any start, or from one.
+# Exceptions by loss: for any start, or for one.
 EXCEPTIONS: dict[str, dict[Start | Literal["any"], Mapping[str, Any]]] = {
     "ArcFaceLoss": {"scratch": ANGULAR_MARGIN},
     "CenterLoss": {"any": {"arguments": {"loss_weight": 0.003}, "why": "the paper's weight beside a softmax"}},
@@ -72,7 +72,7 @@ EXCEPTIONS: dict[str, dict[Start | Literal["any"], Mapping[str, Any]]] = {
     "MarginLoss": {
         "any": {
             "arguments": {"sampling": "distance_weighted"},
-            "why": "as the paper draws negatives; a mean over all pairs hardly moves the nearest ones",
+            "why": "the paper's sampling of negatives; a mean over all pairs hardly moves the nearest ones",
         }
     },
     "NPairsLoss": {
@@ -80,7 +80,7 @@ EXCEPTIONS: dict[str, dict[Start | Literal["any"], Mapping[str, Any]]] = {
             "warmup": 1.0,
             "head_scale": 0.5,
             "batch_size": 64,
-            "why": "dot products of long vectors hide how they differ",
+            "why": "dot products of long vectors hide differences in direction",
         }
     },
     "ProxyNCALoss": {
@@ -111,12 +111,12 @@ def defaults_of_sum(losses: Sequence[LossConfig], start: Start) -> LossDefaults:
 
 
 def with_arguments(loss: LossConfig, start: Start) -> LossConfig:
-    """The loss with the arguments that are chosen for training, where the configuration does not set them."""
+    """Add the default arguments for training that the configuration does not set."""
     return replace(loss, arguments={**defaults_of(loss.name, start, loss.class_level).arguments, **loss.arguments})
 
 
 def described(name: str, class_level: bool = False) -> list[str]:
-    """The defaults of a loss as the lines of a table."""
+    """The defaults of a loss as lines of a table."""
     defaults = {start: defaults_of(name, start, class_level) for start in STARTS}
     columns = [f.name for f in fields(LossDefaults) if f.name not in ("arguments", "why")]
     lines = [f"  {'':<34}" + "".join(f"{column:>14}" for column in columns)]

@@ -1,8 +1,9 @@
-"""Angular margins that rise from zero in the first steps.
+"""Warm-up of angular margins.
 
-The derivative of cos(θ + m) by cos θ is sin(θ + m) / sin θ: below 1 where θ is near 90°, as it is at random. So a step
-of ArcFace lowers a sample's cosines to all classes more than it raises the one to its own, all samples turn away from
-all classes, into a cone, and there the margin hardly costs anything. From zero, θ is small before the margin counts.
+The derivative of cos(θ + m) by cos θ is sin(θ + m) / sin θ, which is below 1 for θ near 90°, the angle between random
+vectors. So a step of ArcFace lowers a sample's cosines to all classes more than it raises the one to its own. All
+samples turn away from all classes into a cone, where the margin costs little. With a margin that rises from zero, θ is
+small before the margin takes effect.
 """
 
 from torch import nn
@@ -17,10 +18,10 @@ ANGULAR: dict[type[nn.Module], str] = {
 
 
 class RisingMargins:
-    """The angular margins of a loss and of its parts, in proportion to the step until they are whole.
+    """Raises the angular margins of a loss and of its parts linearly to their full values.
 
     Args:
-        steps: in which they rise. Margins by class, which are tensors, stay as they are.
+        steps: number of steps of the warm-up. Per-class margins, which are tensors, do not change.
     """
 
     def __init__(self, loss: nn.Module, steps: int):
@@ -30,7 +31,7 @@ class RisingMargins:
         self._margins = [(part, name, value) for part, name, value in values if isinstance(value, float)]
 
     def set(self, step: int) -> None:
-        """Give the loss the margins of a step, which is counted from 0."""
+        """Set the margins for a step, counted from 0."""
         share = min(1.0, step / self.steps) if self.steps else 1.0
         for part, name, value in self._margins:
             setattr(part, name, share * value)

@@ -1,4 +1,4 @@
-"""A model measured on a table: every retrieval metric, and verification where the table has lists of pairs."""
+"""Evaluate a model on a table: retrieval metrics, and verification if the table has lists of pairs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,9 +31,9 @@ PROJECTED_AT_A_TIME = 4096
 
 
 class _Mirrored:
-    """A transform, and then the mirror image."""
+    """A transform followed by mirroring."""
 
-    takes_any_image = True  # as the embedder's own does
+    takes_any_image = True  # like the embedder's transform
 
     def __init__(self, transform: Any):
         self.transform = transform
@@ -52,7 +52,8 @@ def embed(
 ) -> Floats:
     """Embeddings (N, D) of a table's rows; those of unreadable images are NaN.
 
-    In a world, every process embeds its part, and all have all. `advance` is called with the number of images done.
+    Every process embeds its share of the rows, and all processes get all embeddings. `advance` is called with the
+    number of embedded images.
     """
     if world is not None and world.size > 1:
         return world.gathered(embed(embedder, table.select(world.part(len(table))), config, advance=advance))
@@ -60,25 +61,25 @@ def embed(
         return _projected(embedder, table, config, advance)
     images: Any = table.images
     batches = embedder.stream(images, max_broken=config.data.max_broken, advance=advance)
-    found = torch.from_numpy(gathered(batches, len(images), embedder.dimension))
+    embeddings = torch.from_numpy(gathered(batches, len(images), embedder.dimension))
     if config.evaluation.flip:
         rows = embedder.stream(images, transform=_Mirrored(embedder.transform), max_broken=config.data.max_broken)
-        found = functional.normalize(found + torch.from_numpy(np.concatenate(list(rows))), dim=1)
-    return found.numpy()
+        embeddings = functional.normalize(embeddings + torch.from_numpy(np.concatenate(list(rows))), dim=1)
+    return embeddings.numpy()
 
 
 def _projected(embedder: Embedder, table: Table, config: TrainConfig, advance: Callable[[int], None] | None) -> Floats:
-    """By the head alone, from cached features of the frozen trunk."""
+    """Embeddings computed by the head from cached features of the frozen trunk."""
     features = cached_features(embedder, table, config, advance=advance)
-    there = np.setdiff1d(np.arange(len(features)), features.missing)
+    readable = np.setdiff1d(np.arange(len(features)), features.missing)
     result = np.full((len(features), embedder.dimension), np.nan, np.float32)
     device = embedder.device
     was_training = embedder.training
     embedder.eval()
     try:
         with torch.inference_mode():
-            for start in range(0, len(there), PROJECTED_AT_A_TIME):
-                rows = there[start : start + PROJECTED_AT_A_TIME]
+            for start in range(0, len(readable), PROJECTED_AT_A_TIME):
+                rows = readable[start : start + PROJECTED_AT_A_TIME]
                 result[rows] = embedder.project(torch.from_numpy(features.take(rows)).to(device)).float().cpu().numpy()
     finally:
         embedder.train(was_training)
@@ -95,52 +96,52 @@ def measure(
     per_query: bool = False,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Metrics of embeddings of a table's rows. In a world, every process has all of them, and searches for its part.
+    """Compute metrics of embeddings of a table's rows. Every process has all rows, and searches for its share of them.
 
-    Binary embeddings are measured as an index searches them: their codes, by Hamming distance. What the cosines of the
-    numbers behind the codes would give stands beside it, as "cosine recall@1" and the like.
+    Binary embeddings are compared as an index compares them: codes by Hamming distance. The metrics by cosine of the
+    underlying real vectors are added as "cosine recall@1" and so on.
 
-    Queries search the gallery where the table has them, with cameras where it knows them; else every row searches all
-    others. Lists of pairs add "NAME accuracy" and the like.
+    Queries search the gallery if the table has them, with its cameras, if known; else every row searches all others.
+    Lists of pairs add "NAME accuracy" and so on.
 
     Args:
-        binary: whether the signs are what counts, as `Embedder.binary` says.
-        ci: add intervals, over classes: what is drawn at random are classes, whose queries resemble each other.
+        binary: whether to compare signs, as `Embedder.binary` says.
+        ci: add intervals over classes, not queries, since the queries of a class resemble each other.
         per_query: add the values of every query as "per_query", and the labels of the queries as "query_labels".
     """
     result: dict[str, Any] = {}
     cosines = numbers(measure(embeddings, table, ks, world=world)) if binary else {}
     embeddings = signs(embeddings) if binary else embeddings
-    there: NDArray[np.bool_] = np.asarray(~np.isnan(embeddings).any(1))
+    readable: NDArray[np.bool_] = np.asarray(~np.isnan(embeddings).any(1))
     if {"query", "gallery"} <= set(table.split_names):
-        result = _query_gallery(embeddings, table, there, ks, search_for(binary, world))
-        result["query_labels"] = table.labels[there & (table.split_ids == SPLITS.index("query"))]
+        result = _query_gallery(embeddings, table, readable, ks, search_for(binary, world))
+        result["query_labels"] = table.labels[readable & (table.split_ids == SPLITS.index("query"))]
     else:
-        labelled = there & (table.labels >= 0)
-        if len(np.unique(table.labels[labelled])) < np.count_nonzero(labelled):  # someone has a match
+        labelled = readable & (table.labels >= 0)
+        if len(np.unique(table.labels[labelled])) < np.count_nonzero(labelled):  # some row has a match
             search = search_for(binary, world)
             result = search(embeddings[labelled], table.labels[labelled], ks, per_query=True, progress=False)
             result["query_labels"] = table.labels[labelled]
     if ci and result:
-        labels, found = result["query_labels"], result["per_query"]
-        used = ~np.isnan(next(iter(found.values())))
-        result |= {"ci": intervals(found, labels), "ci_classes": len(np.unique(labels[used]))}
+        labels, values = result["query_labels"], result["per_query"]
+        used = ~np.isnan(next(iter(values.values())))
+        result |= {"ci": intervals(values, labels), "ci_classes": len(np.unique(labels[used]))}
     if not per_query:
         result = {name: value for name, value in result.items() if name not in ("per_query", "query_labels")}
     for name, pairs in table.pairs.items():
         if pairs.of == "row" and len(pairs):
-            both = there[pairs.first] & there[pairs.second]
+            both = readable[pairs.first] & readable[pairs.second]
             scores = pair_scores(embeddings, np.stack([pairs.first, pairs.second], 1)[both])
             if binary:
                 scores = on_grid(scores, embeddings.shape[1])
-            found = verification_metrics(scores, pairs.same[both])
-            result |= {f"{name} {metric}": value for metric, value in found.items() if isinstance(value, float)}
+            verification = verification_metrics(scores, pairs.same[both])
+            result |= {f"{name} {metric}": value for metric, value in verification.items() if isinstance(value, float)}
     return result | {f"cosine {name}": value for name, value in cosines.items() if isinstance(value, float)}
 
 
 def search_for(binary: bool, world: World | None = None) -> Callable[..., dict[str, Any]]:
-    """`retrieval_metrics`, of binary embeddings by Hamming distance; in a world, with the queries shared out."""
-    if binary:  # codes are so small that every process searches all of them
+    """The function for retrieval metrics: Hamming distance for codes, otherwise queries shared among processes."""
+    if binary:  # codes are small, so every process searches all of them
         return _search_codes
     if world is None or world.size == 1:
         return retrieval_metrics
@@ -155,11 +156,11 @@ def _search_codes(queries: Floats, *others: Any, gallery: Floats | None = None, 
 def _query_gallery(
     embeddings: Floats,
     table: Table,
-    there: NDArray[np.bool_],
+    readable: NDArray[np.bool_],
     ks: tuple[int, ...],
     search: Callable[..., dict[str, Any]],
 ) -> dict[str, Any]:
-    query, gallery = (there & (table.split_ids == SPLITS.index(name)) for name in ("query", "gallery"))
+    query, gallery = (readable & (table.split_ids == SPLITS.index(name)) for name in ("query", "gallery"))
     camera = table.camera
     cameras = {} if camera is None else {"cameras": camera[query], "gallery_cameras": camera[gallery]}
     return search(
@@ -175,5 +176,5 @@ def _query_gallery(
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Those metrics that are numbers."""
+    """The metrics that are numbers."""
     return {name: value for name, value in metrics.items() if isinstance(value, (int, float))}

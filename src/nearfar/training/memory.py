@@ -1,22 +1,22 @@
-"""What the system is told about memory while a network trains on a CPU."""
+"""Memory settings of the C library for training on a CPU."""
 
 import contextlib
 import ctypes
 import sys
 from collections.abc import Iterator
 
-# Of glibc's malloc.h, with the values that it has at first.
+# Options of glibc's malloc.h with their default values.
 _M_TRIM_THRESHOLD, _TRIM_THRESHOLD = -1, 128 * 1024
 _M_MMAP_MAX, _MMAP_MAX = -4, 65536
 
 
 @contextlib.contextmanager
 def freed_memory_kept(device_type: str) -> Iterator[None]:
-    """Have the C library keep what a step frees for the next step.
+    """Make the C library keep memory that a step frees for the next step.
 
-    Maps of activations are large, and glibc asks the system for every large block anew, in pages of 4 KB that are to be
-    zeroed: with 90 images through EfficientNet-Lite0, that is 1.8 of a step's 4.1 seconds on two cores. The process
-    keeps its peak until the end, a third more than it would hold by the way (4.0 GB instead of 3.0 GB there).
+    By default, glibc requests every large block from the system again, in pages of 4 KB that must be zeroed. For the
+    activations of 90 images in EfficientNet-Lite0, this takes 1.8 of a step's 4.1 seconds on two cores. In exchange,
+    the process holds its peak memory until the end: there 4.0 GB instead of 3.0 GB.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if set_option is None or device_type != "cpu":

@@ -1,8 +1,8 @@
-"""Which norm the embeddings have that a loss sees in training.
+"""The norm of the embeddings that a loss gets in training.
 
-Softmax, SphereFace, the centre loss and some others are defined on features of any norm, and learn from it; most are
-defined on unit vectors. Of a sum, each part sees what it is defined on. Whatever training sees, the model embeds to
-unit vectors: search, figures, indexes and exports are by cosine.
+Softmax, SphereFace, the centre loss and some others are defined on features of any norm, and learn from it; most losses
+are defined on unit vectors. Each loss of a sum gets the norm that it is defined on. After training, the model always
+returns unit vectors: search, metrics, indexes and exports use the cosine.
 """
 
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from nearfar.training.config import ModelConfig
 
 
 def is_free(loss: nn.Module) -> bool:
-    """Whether a loss, or what it wraps, is defined on features of any norm."""
+    """Whether a loss, or the loss it wraps, is defined on features of any norm."""
     return any(isinstance(part, Loss) and part.free_norm for part in loss.modules())
 
 
 def set_norms(embedder: Embedder, loss: nn.Module, model: ModelConfig) -> None:
-    """Have the embedder give, and every part of the loss see, what the configuration says."""
+    """Set up the norm of the embedder's output and of the input of every loss of a sum."""
     parts = list(_summands(loss))
     free = model.normalise == "never" or (model.normalise == "auto" and any(map(is_free, parts)))
-    embedder.free_norm = free and not embedder.binary  # the norm of codes is the head's own
+    embedder.free_norm = free and not embedder.binary  # the head sets the norm of codes
     for part in parts:
         _see_unit_vectors(part, embedder.free_norm and model.normalise == "auto" and not is_free(part))
 
 
 def described(loss: nn.Module, model: ModelConfig) -> str:
-    """What is seen, in words."""
+    """Describe the norm that the loss gets."""
     if model.head == "hash":
         return "of norm near 1, as the codes (hash head)"
     if model.normalise != "auto":
@@ -53,7 +53,7 @@ def _summands(loss: nn.Module) -> Iterator[nn.Module]:
 
 
 def _see_unit_vectors(part: nn.Module, wanted: bool) -> None:
-    """Normalise what a part is called with, or no longer."""
+    """Add or remove the normalisation of a loss's input."""
     for key, hook in list(part._forward_pre_hooks.items()):
         if hook is _normalised:
             del part._forward_pre_hooks[key]

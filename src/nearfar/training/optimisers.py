@@ -1,4 +1,4 @@
-"""What moves the weights: parameter groups with rates of their own, optimisers, schedules, clipping, averages."""
+"""Parameter groups, optimisers, schedules, gradient clipping and averaged weights."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,28 +16,28 @@ from nearfar.foundation.suggestions import suggestion
 from nearfar.losses import Loss
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
-from nearfar.training.spread import rows_here
+from nearfar.training.class_shards import local_rows
 from nearfar.training.world import World, total_norm
 
 OptimiserName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleKind = Literal["constant", "cosine", "step"]
 NO_DECAY = "/no-decay"
-KINDS = {"classes": "proxies", "scale": "scale", "boundary": "boundary"}  # of what a loss learns, and their groups
-PROXIES = 100.0  # times the base, where no rate is given
+KINDS = {"classes": "proxies", "scale": "scale", "boundary": "boundary"}  # kinds of loss parameters, and their groups
+PROXIES = 100.0  # default rate of class vectors, as a multiple of the base rate
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates: one, and what it is multiplied by.
+    """Learning rates: a base rate and its multiples.
 
     Args:
-        base: the rate.
-        trunk, head: multiples of it.
-        proxies: the multiple for everything the loss learns. Proxy-Anchor and SoftTriple have 100 on pretrained
-            networks, with Adam, whose steps do not grow with the gradient: vectors that start at random have far to
-            go. Papers on faces have 1, with sgd.
-        classes, scale, boundary: the rates themselves of class vectors, of scales and temperatures, and of boundaries,
-            which count unless `proxies` is given.
+        base: the base rate.
+        trunk, head: multiples of the base rate.
+        proxies: the multiple for all parameters of the loss. Proxy-Anchor and SoftTriple use 100 on pretrained networks
+            with Adam, whose steps do not grow with the gradient: random vectors have far to move. Papers on faces use 1
+            with sgd.
+        classes, scale, boundary: absolute rates of class vectors, of scales and temperatures, and of boundaries, used
+            unless `proxies` is set.
     """
 
     base: float = 1e-4
@@ -49,43 +49,42 @@ class Rates:
     boundary: float | None = None
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            value, name = getattr(self, own.name), own.name
+        for rate in fields(self):
+            value, name = getattr(self, rate.name), rate.name
             if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"the rate {name}={value} must be a number, not negative")
+                raise InputError(f"the rate {name}={value} must be a finite number, not negative")
 
     def of(self, kind: str) -> float:
-        """Of a kind of what the loss learns."""
-        own: float | None = getattr(self, kind)
-        if self.proxies is not None or own is None:
+        """The rate of a kind of loss parameters."""
+        absolute: float | None = getattr(self, kind)
+        if self.proxies is not None or absolute is None:
             return self.base * (PROXIES if self.proxies is None else self.proxies)
-        return own
+        return absolute
 
 
 def parameter_groups(
     embedder: Embedder, loss: nn.Module, rates: Rates, weight_decay: float = 0.0, *, decay_all: bool = False
 ) -> list[dict[str, Any]]:
-    """What an optimiser takes: groups named "trunk" and "head", and of what the loss learns "proxies" (class vectors),
-    "scale" and "boundary", each with its rate.
+    """Parameter groups for an optimiser, each with its rate: "trunk", "head" and, for the loss's parameters, "proxies"
+    (class vectors), "scale" and "boundary".
 
-    Parameters of one dimension or none (biases, scales of normalisations, boundaries, temperatures) are not decayed,
-    unless `decay_all`; they are in groups of their own, "trunk/no-decay" and so on. A trunk that is only warmed up to
-    (`start_epoch`) is there from the beginning, and moves once it has gradients; one that is frozen for good is left
-    out.
+    Parameters with at most one dimension (biases, scales of normalisations, boundaries, temperatures) are not decayed
+    unless `decay_all`; their groups are "trunk/no-decay" and so on. A trunk that is frozen only during warm-up
+    (`start_epoch`) is included from the beginning; one that is frozen for the whole training is left out.
     """
     trunk = [] if embedder.settings.freeze_trunk else embedder.trunk_parameters()
     learned = list(_learned(loss))
     parts: list[tuple[str, Iterable[nn.Parameter], float]] = [
         ("trunk", trunk, rates.base * rates.trunk),
         ("head", embedder.head_parameters(), rates.base * rates.head),
-        *((group, [p for p, own in learned if own == kind], rates.of(kind)) for kind, group in KINDS.items()),
+        *((group, [p for p, p_kind in learned if p_kind == kind], rates.of(kind)) for kind, group in KINDS.items()),
     ]
     groups = []
     for name, parameters, rate in parts:
-        own = list(parameters)
+        all_members = list(parameters)
         for suffix, decay, members in (
-            ("", weight_decay, [p for p in own if decay_all or p.ndim > 1]),
-            (NO_DECAY, 0.0, [p for p in own if not decay_all and p.ndim <= 1]),
+            ("", weight_decay, [p for p in all_members if decay_all or p.ndim > 1]),
+            (NO_DECAY, 0.0, [p for p in all_members if not decay_all and p.ndim <= 1]),
         ):
             if members:
                 groups.append({"name": name + suffix, "params": members, "lr": rate, "weight_decay": decay})
@@ -95,7 +94,7 @@ def parameter_groups(
 
 
 def _learned(loss: nn.Module) -> Iterator[tuple[nn.Parameter, str]]:
-    """What a loss learns, and of which kind it is; of what does not say so, vectors are class vectors."""
+    """The parameters of a loss with their kinds; undeclared matrices count as class vectors."""
     seen: set[nn.Parameter] = set()
     for part in loss.modules():
         kinds = part.learned if isinstance(part, Loss) else {}
@@ -112,24 +111,24 @@ def make_optimiser(
     momentum: float = 0.9,
     eps: float | None = None,
 ) -> Optimizer:
-    """The optimiser of these groups.
+    """Build the optimiser of these groups.
 
     Args:
-        name: "adamw" (decay apart from the gradient), "adam" (decay added to it), "sgd" or "rmsprop".
-        groups: as `parameter_groups` gives them: each has its rate and decay.
-        momentum: of sgd, and of rmsprop; the Adams have β = (0.9, 0.999).
-        eps: what adam, adamw and rmsprop add to the root of the squared gradients' mean, 1e-8 unless given. With large
-            values, as 1.0 in Proxy-NCA++'s code, they become like sgd.
+        name: "adamw" (decoupled weight decay), "adam" (decay added to the gradient), "sgd" or "rmsprop".
+        groups: groups with rates and decays, as `parameter_groups` returns them.
+        momentum: momentum of sgd and rmsprop; adam and adamw use β = (0.9, 0.999).
+        eps: the term that adam, adamw and rmsprop add to the root of the mean squared gradient, by default 1e-8. With
+            large values, such as 1.0 in Proxy-NCA++'s code, they resemble sgd.
     """
     if eps is not None and name == "sgd":
-        raise InputError("sgd divides by nothing: eps goes with adam, adamw and rmsprop")
+        raise InputError("sgd has no eps: it applies to adam, adamw and rmsprop")
     options: dict[str, Any] = {} if eps is None else {"eps": eps}
     if name in ("sgd", "rmsprop"):
         options["momentum"] = momentum
     kind = _chosen("optimiser", name, {"adamw": AdamW, "adam": Adam, "sgd": SGD, "rmsprop": RMSprop})
     try:
         made: Optimizer = kind(groups, **options)
-    except ValueError as error:  # of torch, about a number that cannot be
+    except ValueError as error:  # torch rejects a value
         raise InputError(f"{name}: {error}") from error
     return made
 
@@ -143,7 +142,7 @@ def make_schedule(
     milestones: Sequence[int] = (),
     gamma: float = 0.1,
 ) -> LambdaLR:
-    """How the rates change; call `step()` after every step of the optimiser.
+    """Build the schedule of the rates; call its `step()` after every step of the optimiser.
 
     The factor of all rates at step t = 0, 1, ...:
 
@@ -151,17 +150,17 @@ def make_schedule(
         cosine     (1 + cos(π (t - warmup) / (total - warmup))) / 2, from 1 down to 0 at the end
         step       gamma^(number of milestones ≤ t)
 
-    and in the first `warmup_steps`, (t + 1) / (warmup_steps + 1) times the constant or the step one; the cosine begins
-    after it. `state_dict` has where it is, and no more: one that goes on may have another end.
+    In the first `warmup_steps`, the factor is multiplied by (t + 1) / (warmup_steps + 1); the cosine begins after them.
+    `state_dict` contains only the position: a resumed schedule may have another end.
 
     Args:
-        total_steps: of training, for the cosine.
-        milestones, gamma: of step; the milestones are steps.
+        total_steps: number of training steps, for the cosine.
+        milestones, gamma: steps and factor of the step schedule.
     """
     if warmup_steps < 0:
         raise InputError(f"warmup_steps={warmup_steps} must not be negative")
     if kind == "cosine" and (total_steps is None or total_steps <= warmup_steps):
-        raise InputError(f"a cosine ends: total_steps={total_steps} must be more than warmup_steps={warmup_steps}")
+        raise InputError(f"a cosine needs an end: total_steps={total_steps} must exceed warmup_steps={warmup_steps}")
 
     def constant(step: int) -> float:
         return 1.0
@@ -184,47 +183,47 @@ def clip(
     by_norm: float | None = None,
     world: World | None = None,
 ) -> Tensor | None:
-    """Clip the gradients in place: every entry to ± by_value, then all together to a norm of by_norm.
+    """Clip the gradients in place: every entry to ± by_value, then the whole gradient to the norm by_norm.
 
     Args:
-        world: the processes among which some parameters are cut; their norm is that of the whole.
+        world: the processes over which some parameters are sharded; the norm includes all shards.
 
     Returns:
-        The norm before it was clipped to by_norm (what is worth logging); None without by_norm.
+        The norm before clipping to by_norm, for logs; None without by_norm.
     """
     for name, limit in (("by_value", by_value), ("by_norm", by_norm)):
         if limit is not None and not limit > 0:
-            raise InputError(f"{name}={limit} must be positive; None does not clip")
+            raise InputError(f"{name}={limit} must be positive, or None for no clipping")
     with_gradients = [p for p in parameters if p.grad is not None]
-    cut = [p for p in with_gradients if is_sharded(p)]
-    if not cut:
+    sharded = [p for p in with_gradients if is_sharded(p)]
+    if not sharded:
         if by_value is not None:
             nn.utils.clip_grad_value_(with_gradients, by_value)
         return None if by_norm is None else torch.nn.utils.clip_grad_norm_(with_gradients, by_norm)
-    own = [rows_here(p.grad) for p in cut if p.grad is not None]
+    local = [local_rows(p.grad) for p in sharded if p.grad is not None]
     shared = [p.grad for p in with_gradients if p.grad is not None and not is_sharded(p)]
     if by_value is not None:
-        for gradient in (*own, *shared):
+        for gradient in (*local, *shared):
             gradient.clamp_(-by_value, by_value)
     if by_norm is None:
         return None
-    norm = total_norm(own, shared, world or World())
-    for gradient in (*own, *shared):
+    norm = total_norm(local, shared, world or World())
+    for gradient in (*local, *shared):
         gradient.mul_((by_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
 class Ema:
-    """An exponential moving average of a module's parameters and buffers, which often scores better than they do.
+    """An exponential moving average of a module's parameters and buffers, which often evaluates better than they do.
 
         average <- average + (1 - d) (weights - average),   d = min(decay, (1 + t) / (10 + t)) at update t = 1, 2, ...
 
-    The first updates count more, so that the start is soon forgotten, however short training is. What is not a floating
-    number (counters) is taken as it is.
+    The first updates weigh more, so that the initial values are soon forgotten even in short trainings. Integer tensors
+    (counters) are copied.
 
     Args:
-        module: what is averaged; it goes on training as before.
-        decay: how much of the average stays with every update.
+        module: the module to average; its training is not affected.
+        decay: the share of the average that each update keeps.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -245,10 +244,10 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now."""
+        """Update the average with the present weights."""
         if self._swapped:
             raise RuntimeError(
-                "the model has the average now, which is not to be averaged again: leave swapped() first"
+                "the model holds the average now, which must not be averaged again: leave swapped() first"
             )
         self.updates += 1
         kept = min(self.decay, (1 + self.updates) / (10 + self.updates))
@@ -261,9 +260,9 @@ class Ema:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """In this context, the module has the average; afterwards its own weights again, whatever happens."""
+        """Context in which the module holds the average instead of its own weights."""
         if self._swapped:
-            raise RuntimeError("the model has the average already: swapped() does not nest")
+            raise RuntimeError("the model already holds the average: swapped() does not nest")
         self._exchange()
         self._swapped = True
         try:
@@ -274,27 +273,27 @@ class Ema:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for name, live in self._module.state_dict().items():  # which shares its memory with the module
-            own = live.clone()
+        for name, live in self._module.state_dict().items():  # shares its memory with the module
+            weights = live.clone()
             live.copy_(self._average[name])
-            self._average[name].copy_(own)
+            self._average[name].copy_(weights)
 
     def state_dict(self) -> dict[str, int | dict[str, Tensor]]:
-        """The average and how many updates it has seen."""
+        """The average and its number of updates."""
         return {"updates": self.updates, "average": dict(self._average)}
 
     def load_state_dict(self, state: Mapping[str, int | dict[str, Tensor]]) -> None:
-        """Go on from there."""
+        """Restore the average."""
         average, updates = state["average"], state["updates"]
         assert isinstance(average, dict) and isinstance(updates, int)
         if average.keys() != self._average.keys():
             different = sorted(average.keys() ^ self._average.keys())
-            raise InputError(f"the averaged weights are of another model: only one of the two has {different[0]}")
+            raise InputError(f"the averaged weights belong to another model: only one of the two has {different[0]}")
         for name, value in average.items():
             if value.shape != self._average[name].shape:
                 raise InputError(
-                    f"the averaged weights are of another model: {name} is {tuple(value.shape)} there, "
-                    f"{tuple(self._average[name].shape)} here"
+                    f"the averaged weights belong to another model: {name} has shape {tuple(value.shape)} in them, "
+                    f"{tuple(self._average[name].shape)} in this one"
                 )
             self._average[name].copy_(value)
         self.updates = updates

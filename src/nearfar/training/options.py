@@ -1,6 +1,6 @@
-"""The configuration from and to plain values: YAML files, dictionaries, and words of the command line.
+"""Conversion of the configuration from and to plain values: YAML, dictionaries and command-line arguments.
 
-An unknown name, or a value of the wrong kind, is a `ConfigError` that says where, and names the nearest right one.
+An unknown name or a value of the wrong type raises `ConfigError`, which says where and suggests the nearest valid one.
 """
 
 import re
@@ -18,20 +18,20 @@ from nearfar.training.config import LossConfig, TrainConfig
 
 SHORT_SECTIONS = ("data", "sampler", "model")  # their options may be written without the section
 SHORT = {"lr": "optimiser.lr", "keep": "evaluation.keep"}
-_LONG = ("sampler.kind",)  # alone, these would not say what they are of
+_LONG = ("sampler.kind",)  # ambiguous without the section
 _LOSS_OPTIONS = ("weight", "class_level", "memory", "dims")
-LARGEST = 2**63  # beyond it, numpy and torch have no whole numbers
+LARGEST = 2**63  # the limit of integers in numpy and torch
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 HELP = "--help lists them"
 
 
 class ConfigError(NearfarError, ValueError):
-    """Something in the configuration is misspelt, or of the wrong kind."""
+    """The configuration has an unknown name or an invalid value."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One entry of the tree: its dotted name, its type, its default, and what `--help` says of it."""
+    """One option of the tree: its dotted name, type, default and help text."""
 
     name: str
     kind: Any
@@ -40,15 +40,15 @@ class Option:
 
     @property
     def short(self) -> str | None:
-        """The name without the section, where that is allowed."""
-        section, _, own = self.name.partition(".")
-        if SHORT.get(own) == self.name:
-            return own
-        return own if section in SHORT_SECTIONS and self.name not in _LONG else None
+        """The name without the section, if that is allowed."""
+        section, _, short = self.name.partition(".")
+        if SHORT.get(short) == self.name:
+            return short
+        return short if section in SHORT_SECTIONS and self.name not in _LONG else None
 
 
 def all_options(config: type = TrainConfig, prefix: str = "") -> Iterator[Option]:
-    """Every option of the tree but the losses' own, in its order."""
+    """All options of the tree in order, without the arguments of losses."""
     hints = typing.get_type_hints(config)
     for field in fields(config):
         kind = hints[field.name]
@@ -60,18 +60,20 @@ def all_options(config: type = TrainConfig, prefix: str = "") -> Iterator[Option
 
 
 def from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    """The configuration that nested plain values describe; what they leave out keeps its default."""
+    """Build the configuration from nested plain values; missing ones keep their defaults."""
     config = _read(TrainConfig, values, "")
     assert isinstance(config, TrainConfig)
     return config
 
 
 def to_dict(config: Any) -> Any:
-    """Nested plain values, from which `from_dict` makes it again."""
+    """Convert the configuration to nested plain values, the inverse of `from_dict`."""
     if isinstance(config, LossConfig):
-        own = {name: to_dict(getattr(config, name)) for name in _LOSS_OPTIONS}
-        shown = {f.name: own[f.name] for f in fields(LossConfig) if f.name in own and own[f.name] != f.default}
-        return {"name": config.name, **shown, **to_dict(config.arguments)}
+        values = {name: to_dict(getattr(config, name)) for name in _LOSS_OPTIONS}
+        changed = {
+            f.name: values[f.name] for f in fields(LossConfig) if f.name in values and values[f.name] != f.default
+        }
+        return {"name": config.name, **changed, **to_dict(config.arguments)}
     if is_dataclass(config):
         return {field.name: to_dict(getattr(config, field.name)) for field in fields(config)}
     if isinstance(config, Mapping):
@@ -80,15 +82,15 @@ def to_dict(config: Any) -> Any:
 
 
 def read_yaml(path: str | PathLike[str]) -> TrainConfig:
-    """The configuration in a file."""
+    """Read a configuration file."""
     import yaml
 
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration {path}") from None
+        raise ConfigError(f"there is no configuration file {path}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
     try:
         return from_dict({} if values is None else values)
     except (ConfigError, InputError) as error:
@@ -96,7 +98,7 @@ def read_yaml(path: str | PathLike[str]) -> TrainConfig:
 
 
 def to_yaml(config: TrainConfig) -> str:
-    """What `read_yaml` reads."""
+    """Convert the configuration to the text that `read_yaml` reads."""
     import yaml
 
     text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
@@ -104,7 +106,7 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def with_options(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """The configuration with some options changed, by their dotted (or short) names, as on the command line.
+    """Change options of the configuration by their dotted or short names, as on the command line.
 
     >>> from nearfar.training.config import TrainConfig
     >>> changed = with_options(TrainConfig(), {"loss": "CircleLoss", "loss.gamma": "80", "size": 64, "lr": "1e-3"})
@@ -118,14 +120,16 @@ def with_options(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
             config = replace(config, loss=_with_loss_option(config.loss, name.removeprefix("loss."), value))
         elif name != "loss":
             chosen = find_option(name)
-            if chosen.name == "evaluation.keep" and _is_number(value):  # a word is of evaluation, a number of select
+            if chosen.name == "evaluation.keep" and _is_number(
+                value
+            ):  # words mean evaluation.keep, numbers select_keep
                 chosen = find_option("select_keep")
             config = _with_value(config, chosen.name.split("."), convert(value, chosen.kind, chosen.name))
     return config
 
 
 def find_option(name: str) -> Option:
-    """The option of a dotted or short name."""
+    """Find an option by its dotted or short name."""
     known = {option.name: option for option in all_options()}
     known |= {option.short: option for option in known.values() if option.short is not None}
     if name not in known:
@@ -137,7 +141,7 @@ def find_option(name: str) -> Option:
 
 
 def read_losses(value: Any, where: str) -> tuple[LossConfig, ...]:
-    """From 'ProxyAnchorLoss + 0.5 * CircleLoss', one mapping {name, weight, ..., arguments}, or a list of them.
+    """Read losses from 'ProxyAnchorLoss + 0.5 * CircleLoss', a mapping {name, weight, ..., arguments}, or a list.
 
     >>> [(loss.name, loss.weight) for loss in read_losses("ProxyAnchorLoss + 0.5 * CircleLoss", "loss")]
     [('ProxyAnchorLoss', 1.0), ('CircleLoss', 0.5)]
@@ -157,7 +161,7 @@ def _term(text: str) -> LossConfig:
     match = re.fullmatch(r"\s*(?:([0-9.eE+-]+)\s*\*\s*)?([A-Za-z_]\w*)\s*", text)
     if match is None:
         raise ConfigError(
-            f"{text.strip()!r} is no loss: write CircleLoss, or a sum such as 'CircleLoss + 0.5 * ArcFaceLoss'"
+            f"{text.strip()!r} is not a loss: write CircleLoss, or a sum such as 'CircleLoss + 0.5 * ArcFaceLoss'"
         )
     weight, name = match.groups()
     return LossConfig(name, weight=1.0 if weight is None else convert(weight, float, "the factor of a loss"))
@@ -169,12 +173,12 @@ def _read_loss(values: Mapping[str, Any], where: str) -> LossConfig:
         raise ConfigError(f"{where} needs a name, such as name: CircleLoss")
     loss = LossConfig(rest.pop("name"))
     for name, value in rest.items():
-        loss = _with_option_of_one(loss, name, value)
+        loss = _with_loss_field(loss, name, value)
     return _checked(loss)
 
 
 def _checked(loss: LossConfig) -> LossConfig:
-    """The loss, if there is one of that name with such arguments."""
+    """Check the name and the arguments of a loss, and convert the arguments to their types."""
     from nearfar.losses.loss import Loss
     from nearfar.losses.registry import COMMON_OPTIONS
 
@@ -189,12 +193,12 @@ def _checked(loss: LossConfig) -> LossConfig:
         if name in ("num_classes", "embedding_size"):
             raise ConfigError(f"{name} of {loss.name} comes from the data and the model: leave it out")
         read = convert(value, kinds[name], f"loss.{name}")
-        arguments[name] = value if read == value and type(value) is int else read  # 80 is written as 80, not as 80.0
+        arguments[name] = value if read == value and type(value) is int else read  # keeps 80 as 80, not as 80.0
     return replace(loss, arguments=arguments)
 
 
 def loss_info(name: str) -> Any:
-    """What the registry knows of a loss, or of a penalty."""
+    """The registry's entry of a loss or penalty."""
     from nearfar.losses import list_losses, list_penalties
 
     known = {info.name: info for info in (*list_losses(), *list_penalties())}
@@ -205,21 +209,21 @@ def loss_info(name: str) -> Any:
 
 
 def _with_loss_option(losses: tuple[LossConfig, ...], name: str, value: Any) -> tuple[LossConfig, ...]:
-    """`gamma` of the one loss, or `CircleLoss.gamma` of one of several."""
+    """Set `gamma` of the only loss, or `CircleLoss.gamma` of one of several."""
     if not losses:
-        raise ConfigError(f"which loss is loss.{name} of? Choose one, such as --loss CircleLoss")
-    chosen, _, own = name.rpartition(".")
+        raise ConfigError(f"loss.{name} needs a loss: choose one, such as --loss CircleLoss")
+    chosen, _, argument = name.rpartition(".")
     names = [loss.name for loss in losses]
     if not chosen and len(losses) > 1:
-        wanted = " or ".join(f"--loss.{loss}.{own}" for loss in names)
-        raise ConfigError(f"which loss is loss.{own} of? Write {wanted}")
+        candidates = " or ".join(f"--loss.{loss}.{argument}" for loss in names)
+        raise ConfigError(f"loss.{argument} is ambiguous: write {candidates}")
     if chosen and chosen not in names:
-        raise ConfigError(f"loss.{name}: {chosen} is none of the losses: {suggestion(chosen, names)}")
-    at = names.index(chosen) if chosen else 0
-    return (*losses[:at], _checked(_with_option_of_one(losses[at], own, value)), *losses[at + 1 :])
+        raise ConfigError(f"loss.{name}: {chosen} is not one of the losses: {suggestion(chosen, names)}")
+    i = names.index(chosen) if chosen else 0
+    return (*losses[:i], _checked(_with_loss_field(losses[i], argument, value)), *losses[i + 1 :])
 
 
-def _with_option_of_one(loss: LossConfig, name: str, value: Any) -> LossConfig:
+def _with_loss_field(loss: LossConfig, name: str, value: Any) -> LossConfig:
     if name in _LOSS_OPTIONS:
         kind = typing.get_type_hints(LossConfig)[name]
         return replace(loss, **{name: convert(value, kind, f"loss.{name}")})
@@ -230,21 +234,21 @@ def _with_option_of_one(loss: LossConfig, name: str, value: Any) -> LossConfig:
 
 
 def plain(value: Any) -> Any:
-    """A word of the command line as the number, list or mapping that it writes; anything else as it is."""
+    """Parse a command-line argument as a number, list or mapping; return other values unchanged."""
     import yaml
 
     if not isinstance(value, str):
         return value
     try:
-        found = yaml.safe_load(value)
+        parsed = yaml.safe_load(value)
     except yaml.YAMLError:
         return value
-    if isinstance(found, str):  # YAML 1.1 takes 1e-3, without a point, for a word
+    if isinstance(parsed, str):  # YAML 1.1 reads 1e-3, without a point, as a string
         try:
-            return float(found)
+            return float(parsed)
         except ValueError:
-            return found
-    return found
+            return parsed
+    return parsed
 
 
 def _is_number(value: Any) -> bool:
@@ -252,7 +256,7 @@ def _is_number(value: Any) -> bool:
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:
-    """The value as an option's type, or `ConfigError`."""
+    """Convert a value to an option's type, or raise `ConfigError`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

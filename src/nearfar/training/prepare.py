@@ -1,4 +1,4 @@
-"""From a configuration to everything that training needs. Every refusal comes here, before any work."""
+"""Build everything that training needs from a configuration. All checks run here, before any work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ Choose = Callable[[TrainConfig, Table, Display], TrainConfig]
 
 @dataclass
 class Prepared:
-    """Everything training needs, built and checked; `given` is the configuration before anything was chosen."""
+    """Everything training needs, built and checked; `given` is the configuration before defaults were filled in."""
 
     given: TrainConfig
     config: TrainConfig
@@ -53,9 +53,9 @@ def prepare(
     """Open, split, build and check what a configuration describes.
 
     Args:
-        table: the data, if not those that the configuration names.
-        run: that goes on: its split is kept to.
-        choose: what a budget chooses for the readable rows of the data, of a run that begins.
+        table: the data; by default those that the configuration names.
+        run: the run to resume, whose split is used.
+        choose: for a new run, fills in the configuration by a budget, given the readable rows of the data.
     """
     display = display or Display(quiet=True)
     check_installed(config.loggers)
@@ -64,16 +64,16 @@ def prepare(
         table = reopen(config.data.path, config.data.layout)
     elif config.data.path == TrainConfig().data.path:
         config = replace(config, data=replace(config.data, path=table.name))
-    rows, found = readable(table, config.data.max_broken, display, config.data.path)
+    rows, survey_result = readable(table, config.data.max_broken, display, config.data.path)
     kept = None if run is None else KeptSplit.load(run)
     if kept is not None:
         assert run is not None
-        parts = kept.match(table, found).parts_to_go_on_with(run)
+        parts = kept.match(table, survey_result).parts_to_resume(run)
     else:
         if choose is not None:
             config = choose(config, rows, display)
         parts = split(rows, config.data, config.seed, frozen=config.model.freeze or table.images is None)
-        kept = KeptSplit.of(table, found, parts)
+        kept = KeptSplit.of(table, survey_result, parts)
     parts = with_test_data(parts, kept, config.data)
     return replace(build(config, parts, world, display), split=kept)
 
@@ -84,7 +84,7 @@ def _embedder(config: TrainConfig, parts: Parts) -> Embedder:
 
 
 def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: Display) -> TrainConfig:
-    """The configuration with every warm-up that would take all `steps` cut to a tenth of them; the display says so."""
+    """Cut every warm-up that would take all `steps` to a tenth of them, and note it on the display."""
     schedule, model = config.schedule, config.model
     warmup = schedule.warmup_steps or 0
     if warmup >= steps:
@@ -102,13 +102,13 @@ def _with_shorter_warmup(config: TrainConfig, steps: int, epoch: int, display: D
 
 
 def build(config: TrainConfig, parts: Parts, world: World | None = None, display: Display | None = None) -> Prepared:
-    """Build and check what trains on these rows."""
+    """Build and check everything for training on these rows."""
     world, display = world or World(), display or Display(quiet=True)
     check_chunks(config)
     if not 0 < config.sample_rate <= 1:
-        raise ConfigError(f"sample_rate={config.sample_rate} is a share of the classes, above 0 and up to 1")
+        raise ConfigError(f"sample_rate={config.sample_rate} must be a share of the classes, above 0 and at most 1")
     if config.sample_rate < 1 and config.precision == "16-mixed":
-        raise ConfigError("sample_rate goes with precision 32-true and bf16-mixed, whose gradients need no scaling")
+        raise ConfigError("sample_rate needs precision 32-true or bf16-mixed, whose gradients are not scaled")
     given = config
     config = resolve(config, parts.train)
     sampler = make_sampler(config.sampler, parts.train, config.seed, world_size=config.nodes * config.devices)
@@ -119,9 +119,14 @@ def build(config: TrainConfig, parts: Parts, world: World | None = None, display
         raise ConfigError(f"max_steps={config.max_steps} and epochs={config.epochs} leave nothing to train")
     config = _with_shorter_warmup(config, total, len(sampler), display)
     embedder = _embedder(config, parts)
-    wished, size = config.model.dimension, embedder.feature_size
-    if given.model.dimension is None and config.model.head_start in FITTED and wished is not None and wished > size:
-        config = replace(config, model=replace(config.model, dimension=size))  # there are no more components
+    requested, size = config.model.dimension, embedder.feature_size
+    if (
+        given.model.dimension is None
+        and config.model.head_start in FITTED
+        and requested is not None
+        and requested > size
+    ):
+        config = replace(config, model=replace(config.model, dimension=size))  # the number of principal components
         embedder = _embedder(config, parts)
     if config.chunk is not None and config.select is None:
         check_batch_norm(embedder.train())

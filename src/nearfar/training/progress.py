@@ -1,4 +1,4 @@
-"""What is seen of a run: a bar on a terminal, lines elsewhere."""
+"""Progress display: a bar on a terminal, lines elsewhere."""
 
 import contextlib
 import sys
@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-BETWEEN_FRAMES = 0.3  # seconds; drawing takes milliseconds that training could use
-BETWEEN_LINES = 30.0  # seconds, where there is no terminal
+BETWEEN_FRAMES = 0.3  # seconds; drawing takes milliseconds from training
+BETWEEN_LINES = 30.0  # seconds, without a terminal
 BEFORE_A_BAR = 1.0  # seconds
 
 
 class Display:
-    """The bar, notes and tables of a run; with `quiet`, nothing."""
+    """The bar and notes of a run; silent if `quiet`."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
@@ -26,11 +26,11 @@ class Display:
         self._recall = ""
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def start(self, total: int, done: int) -> None:
-        """Begin the bar."""
+        """Start the bar."""
         self._shown = time.monotonic()
         if not self.console.is_terminal or self.quiet:
             return
@@ -48,8 +48,9 @@ class Display:
 
     @contextlib.contextmanager
     def looking(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Before or after the steps: what to call with the number of images done. A bar, or lines where there is no
-        terminal, are for what takes long; what is in the cache already is passed over in silence.
+        """Show the progress of work other than training steps, unless it is short.
+
+        Yields a function to call with the number of images done.
         """
         done, shown = 0, time.monotonic()
         bar: Progress | None = None
@@ -80,13 +81,13 @@ class Display:
                 bar.stop()
 
     def due(self) -> bool:
-        """Whether it is time to show something again."""
+        """Whether it is time to update the display."""
         if self.quiet:
             return False
         return time.monotonic() - self._shown > (BETWEEN_FRAMES if self._bar is not None else BETWEEN_LINES)
 
     def step(self, done: int, total: int, numbers: Mapping[str, float]) -> None:
-        """Show how far it is; call it when `due`, since drawing costs more than asking."""
+        """Show the progress of training; call it when `due`, since drawing is slow."""
         self._shown = time.monotonic()
         text = "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
         if self._bar is not None:
@@ -95,20 +96,20 @@ class Display:
             self.note(f"step {done:,} of {total:,}  {text}{self._recall}")
 
     def measured(self, epoch: int, step: int, metrics: Mapping[str, Any], best: bool) -> None:
-        """Show what was measured on the validation classes."""
+        """Show the metrics on the validation classes."""
         self._recall = f"  R@1 {metrics['recall@1']:.1%}" if "recall@1" in metrics else ""
         shown = "  ".join(f"{name} {metrics[name]:.1%}" for name in ("recall@1", "map@r") if name in metrics)
         self.note(f"epoch {epoch}, step {step:,}: validation {shown}{'  (best so far)' if best else ''}")
 
     def close(self) -> None:
-        """End the bar."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def shown(name: str, value: float) -> str:
-    """A metric as it is read: shares as per cent, thresholds as the similarities that they are.
+    """Format a metric: shares in per cent, thresholds as similarities.
 
     >>> shown("recall@1", 0.957), shown("lfw threshold@far=0.001", 0.3456)
     ('95.7%', '0.346')
@@ -117,7 +118,7 @@ def shown(name: str, value: float) -> str:
 
 
 def print_table(title: str, columns: Mapping[str, Mapping[str, float | str]]) -> None:
-    """Metrics (rows) of several models (columns), on standard output; texts as they are."""
+    """Print metrics (rows) of several models (columns) on standard output; strings are printed unchanged."""
     table = RichTable(show_header=any(columns))
     table.add_column("")
     for name in columns:
@@ -126,14 +127,14 @@ def print_table(title: str, columns: Mapping[str, Mapping[str, float | str]]) ->
         cells = (values.get(row, "") for values in columns.values())
         table.add_row(row, *(value if isinstance(value, str) else shown(row, value) for value in cells))
     console = Console(file=sys.stdout, highlight=False, markup=False)
-    console.print(title, soft_wrap=True)  # a long name is not broken to the width of the table
+    console.print(title, soft_wrap=True)  # do not wrap a long title
     console.print(table)
 
 
-def counted(number: int, one: str, several: str | None = None) -> str:
-    """A number and its noun.
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """Format a number with its noun.
 
     >>> counted(1, "class", "classes"), counted(2000, "picture")
     ('1 class', '2,000 pictures')
     """
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

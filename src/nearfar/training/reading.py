@@ -1,6 +1,6 @@
-"""A data set without what cannot be read: what every command that takes data begins with.
+"""Open a data set without its unreadable images: the first step of every command that takes data.
 
-table, found = open_readable(config.data, display)
+table, survey = open_readable(config.data, display)
 """
 
 from nearfar.data import Table
@@ -11,24 +11,24 @@ from nearfar.training.progress import Display
 
 
 def open_readable(data: DataConfig, display: Display | None = None) -> tuple[Table, Survey]:
-    """The rows that can be read, and what was found of all of them; `display` is told what is left out."""
+    """Open data: the readable rows, and the survey of all rows; `display` shows what is left out."""
     return readable(reopen(data.path, data.layout), data.max_broken, display, data.path)
 
 
 def readable(
     table: Table, max_broken: float, display: Display | None = None, data: str | None = None
 ) -> tuple[Table, Survey]:
-    """The same of a table that is open.
+    """The readable rows of a table, and the survey of all rows.
 
     Args:
-        max_broken: the share of all rows that may be unreadable; more are an error.
-        display: is told what is left out; without it, nothing is said.
-        data: what the user calls the table.
+        max_broken: the largest share of rows that may be unreadable; more raise an error.
+        display: shows what is left out; None shows nothing.
+        data: the user's name for the table, for messages.
     """
     display = display or Display(quiet=True)
     with display.looking("reading every image once", len(table)) as advance:
-        found = survey(table, advance)
-    found.check(table, max_broken)
-    for line in found.report(table, data):
+        result = survey(table, advance)
+    result.check(table, max_broken)
+    for line in result.report(table, data):
         display.note(line)
-    return found.readable_rows(table), found
+    return result.readable_rows(table), result

@@ -1,4 +1,4 @@
-"""What happens around the steps of training: curves, validation, checkpoints, the bar; and how it is stopped."""
+"""Everything between training steps: curves, validation, checkpoints, progress, signals."""
 
 import contextlib
 import re
@@ -28,25 +28,25 @@ from nearfar.training.world import World
 
 ESTIMATED_AFTER = 5  # steps
 LONG = 30 * 60  # seconds
-EPOCHS_APART = 10.0  # seconds, before the end of an epoch is worth a checkpoint: heads have many in a second
+EPOCHS_APART = 10.0  # least seconds between checkpoints at epoch ends: a head may train many epochs in a second
 
 
 class Recorder:
-    """Watches a learner (`Observer`), and writes what the run folder holds of it.
+    """The `Observer` of a learner that writes its run folder.
 
-    Of several processes, each has one: they measure and save together, and the first one writes.
+    Every process has one. They evaluate and save together, and the first one writes.
 
-    In this order: a row of the curves; at the end of an epoch, the validation metrics and the best model; a checkpoint.
-    So a checkpoint never promises what is not written, and what was written after it is written again.
+    The order of writing is: a row of the curves; at the end of an epoch, the validation metrics and the best model; a
+    checkpoint. So everything that a checkpoint refers to exists, and later files are written again after a resume.
 
     Args:
-        stream: where the batches come from.
-        val: rows to choose the best epoch by, if any.
-        test: rows to show the curve of, if any.
-        state: of the checkpoint that the run goes on from, if any.
+        stream: the batches.
+        val: rows that choose the best epoch, if any.
+        test: rows to draw a curve of, if any.
+        state: the checkpoint to resume from, if any.
         until: the last step.
-        looks: steps after which the embeddings of the validation rows are kept, each under its names; no best epoch is
-            chosen by them then.
+        snapshots: steps after which the embeddings of the validation rows are saved, each under its names; the best
+            epoch is then not chosen by validation.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class Recorder:
         state: Mapping[str, Any] | None = None,
         world: World | None = None,
         until: int | None = None,
-        looks: Mapping[int, Sequence[str]] | None = None,
+        snapshots: Mapping[int, Sequence[str]] | None = None,
     ):
-        self.until, self.looks = until, looks
+        self.until, self.snapshots = until, snapshots
         self.run, self.config, self.stream, self.val, self.test = run, config, stream, val, test
         self.display, self.loggers, self.world = display, loggers, world or World()
         self.best: dict[str, Any] | None = None if state is None else state["best"]
         self.evaluated = -1 if state is None else state["evaluated"]  # step of the last validation
         self.stopping = self.out_of_time = False
         self.deadline: float | None = None  # by time.monotonic
-        self.trainings = 1  # such as this one, that the run consists of
-        self._steps = 0  # of this process
-        self._seconds = 0.0 if state is None else state["seconds"]  # of training before this process
+        self.trainings = 1  # number of such trainings in the run
+        self._steps = 0  # in this process
+        self._seconds = 0.0 if state is None else state["seconds"]  # of training before the resume
         self._began = self._saved = time.monotonic()
         self._epoch: int | None = None
         self._curves = Curves(run, 0 if state is None else state["step"]) if self.world.first else None
@@ -81,16 +81,16 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Of training, without what was measured between; all processes that worked on this run together."""
+        """The seconds of training without evaluation, including those before a resume."""
         return self._seconds + time.monotonic() - self._began
 
-    # Around a step
+    # Steps
 
     def begin(self, learner: Learner) -> None:
-        """Keep the model as it starts."""
+        """Save the initial model."""
         if self.world.first:
             self.run.save_checkpoint("start", {"step": 0, "embedder": learner.embedder.state_dict()})
-        self.look(learner)
+        self.take_snapshot(learner)
 
     def before_step(self, learner: Learner) -> None:
         if self.stream.epoch != self._epoch:
@@ -106,16 +106,16 @@ class Recorder:
             self._log(learner, step)
         elif self.display.due():
             self.display.step(learner.done, learner.total_steps, {"loss": float(step.loss)})
-        self._look_for_collapse(learner, step)
-        # One process may be told to stop, and clocks differ: what all do, they agree on.
+        self._check_collapse(learner, step)
+        # A signal may reach only one process, and clocks differ, so all processes agree on what to do.
         state = self.stream.loader.state_dict()
-        ends = state["position"] == 0  # an epoch
+        ends = state["position"] == 0  # the epoch
         late = self.deadline is not None and time.monotonic() > self.deadline
         due, self.stopping, self.out_of_time = self.world.any(
             self.world.first and self._due(learner.done, ends), self.stopping, late and not last
         )
         last = last or self.out_of_time
-        self.look(learner)
+        self.take_snapshot(learner)
         if last or (ends and state["epoch"] % self.config.evaluation.every == 0):
             self.evaluate(learner)
             self._consult(learner, step)
@@ -124,24 +124,24 @@ class Recorder:
         if self.stopping or self.out_of_time:
             learner.trainer.should_stop = True
 
-    def _look_for_collapse(self, learner: Learner, step: Step) -> None:
+    def _check_collapse(self, learner: Learner, step: Step) -> None:
         if not self._collapse.due(learner.done):
             return
-        here = self._collapse.sees(*mean_similarities(step.embeddings, step.labels))
-        if not self.world.any(here)[0]:
+        collapsed = self._collapse.sees(*mean_similarities(step.embeddings, step.labels))
+        if not self.world.any(collapsed)[0]:
             return
-        said = advice(self.config, learner.done)
+        message = advice(self.config, learner.done)
         if self.config.on_collapse == "stop":
-            raise CollapseError(said)
-        self._say_once("collapse", said)
+            raise CollapseError(message)
+        self._note_once("collapse", message)
 
-    def _say_once(self, kind: str, said: str) -> None:
+    def _note_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            self.display.note(said)
+            self.display.note(message)
 
     def _estimate(self, learner: Learner) -> None:
-        """Say how long it will take, if that is long."""
+        """Note the estimated duration, if it is long."""
         each = (time.monotonic() - self._began) / self._steps
         seconds = each * ((self.until or learner.total_steps) * self.trainings - learner.done)
         if seconds > LONG:
@@ -168,27 +168,27 @@ class Recorder:
     # Validation and checkpoints
 
     def evaluate(self, learner: Learner) -> None:
-        """Measure the validation rows, and keep the model if it is the best so far; the test rows only to show them."""
+        """Evaluate the validation rows, and save the best model so far; evaluate test rows only for their curve."""
         self.evaluated = learner.done
         self.world.share_buffers(learner.embedder)
         began, row = time.monotonic(), {}
-        if self.val is not None and self.looks is None:
+        if self.val is not None and self.snapshots is None:
             row = self._validate(learner, self.val)
         if self.test is not None:
             with learner.ema.swapped() if learner.ema is not None else contextlib.nullcontext():
-                found = self._measured(learner, self.test)
-            row |= {f"test {name}": value for name, value in found.items()}
-            self.display.note(f"epoch {self.stream.epoch + 1}: test recall@1 {found['recall@1']:.1%}")
+                metrics = self._measured(learner, self.test)
+            row |= {f"test {name}": value for name, value in metrics.items()}
+            self.display.note(f"epoch {self.stream.epoch + 1}: test recall@1 {metrics['recall@1']:.1%}")
         self._began += time.monotonic() - began
         if row:
             self._write(learner.done, {name: v for name, v in row.items() if isinstance(v, float)})
 
-    def look(self, learner: Learner) -> None:
-        """Keep the embeddings of the validation rows, if this step is one to look at them."""
-        looks = self.looks or {}
-        names = looks.get(learner.done, ())
-        if self.out_of_time:  # no later look will come
-            names = [name for step, names in looks.items() if step >= learner.done for name in names]
+    def take_snapshot(self, learner: Learner) -> None:
+        """Save the embeddings of the validation rows, if this step is among `snapshots`."""
+        snapshots = self.snapshots or {}
+        names = snapshots.get(learner.done, ())
+        if self.out_of_time:  # take the later snapshots now
+            names = [name for step, names in snapshots.items() if step >= learner.done for name in names]
         if not names or self.val is None:
             return
         began = time.monotonic()
@@ -219,30 +219,30 @@ class Recorder:
         return measure(embeddings, table, self.config.evaluation.ks, binary=binary, world=self.world)
 
     def _consult(self, learner: Learner, step: Step) -> None:
-        """Warn, once each, of what the batch doctor sees in the last batch."""
-        if self.world.size > 1:  # the loss sees the batches of all, and asks all of them at once
+        """Note the batch doctor's warnings about the last batch, each once."""
+        if self.world.size > 1:  # calling the distributed loss would need all processes
             return
         for warning in diagnose_batch(step.embeddings.float(), step.labels, learner.loss).warnings():
-            kind = re.sub(r"[\d.,]+", "", warning)  # the same with other numbers is no news
-            self._say_once(kind, f"batch doctor: {warning}")
+            kind = re.sub(r"[\d.,]+", "", warning)  # ignore differences in numbers
+            self._note_once(kind, f"batch doctor: {warning}")
 
     def _due(self, done: int, ends: bool) -> bool:
-        """Whether to save; `ends` says that an epoch does."""
+        """Whether to save a checkpoint; `ends`: the epoch ends with this step."""
         every = self.config.checkpoints
         if every.steps is not None:
             return ends or done % every.steps == 0
         return time.monotonic() - self._saved > (min(EPOCHS_APART, every.seconds) if ends else every.seconds)
 
     def save(self, learner: Learner) -> None:
-        """Keep everything that later steps depend on."""
-        own = {
+        """Save a checkpoint: everything that later steps depend on."""
+        progress = {
             "loader": self.stream.loader.state_dict(),
             "best": self.best,
             "evaluated": self.evaluated,
             "seconds": self.seconds,
         }
         self.world.share_buffers(learner.embedder)
-        state, shards = learner.state() | own, learner.shards()
+        state, shards = learner.state() | progress, learner.shards()
         if shards:
             self.run.save_shards(state["step"], shards)
         if self.world.first:
@@ -251,7 +251,7 @@ class Recorder:
         self._saved = time.monotonic()
 
     def close(self) -> None:
-        """No more steps."""
+        """Close curves, loggers and display."""
         if self._curves is not None:
             self._curves.close()
         self.loggers.close()
@@ -259,7 +259,7 @@ class Recorder:
 
 
 def mean_similarities(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean cosine of the positive and of the negative pairs of a batch; NaN where there are none."""
+    """The mean cosines of the positive and of the negative pairs of a batch; NaN without pairs."""
     x = torch.nn.functional.normalize(embeddings.float())
     similarities = x @ x.T
     same = labels[:, None] == labels
@@ -269,19 +269,17 @@ def mean_similarities(embeddings: Tensor, labels: Tensor) -> tuple[float, float]
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: Callable[[], None], *, alone: bool = True) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM call `stop`, so that a step is finished and saved; a second Ctrl-C interrupts at once.
+def stopped_by_signals(stop: Callable[[], None], *, single: bool = True) -> Iterator[None]:
+    """Make Ctrl-C and SIGTERM call `stop`, so that the step is finished and saved; a second Ctrl-C interrupts at once.
 
-    Not so in one of several processes: the terminal tells each of them, and the one that started them tells it again.
+    One of several processes ignores the second one: it gets the signal from the terminal and from its parent.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if (
-            number == signal.SIGINT and alone
-        ):  # those who end processes may well say so twice; a user who does is in a hurry
+        if number == signal.SIGINT and single:
             signal.signal(signal.SIGINT, before[signal.SIGINT])
         stop()
 

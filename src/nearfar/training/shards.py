@@ -1,11 +1,10 @@
-"""Checkpoints of tensors that no process has whole: saved by so many processes, loaded by any other number of them.
+"""Checkpoints of sharded tensors, saved by any number of processes and loaded by any other number.
 
     shards = {"loss.weight": Shard(local, (classes, dimension), offset), ...}
     save_shards(folder, shards)          every process writes its own rows
-    load_shards(folder, shards)          every process reads the rows that are its own now
+    load_shards(folder, shards)          every process reads its present rows
 
-The files are those of `torch.distributed.checkpoint`. They hold numbers in files beside a pickled index: load what you
-trust.
+The files have the format of `torch.distributed.checkpoint`, which includes a pickled index: load only files you trust.
 """
 
 import contextlib
@@ -32,10 +31,10 @@ from nearfar.errors import FileError, InputError
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive rows of a tensor: `local` are the rows from `offset` on of one of that `shape`.
+    """Consecutive rows of a tensor of the given `shape`: `local`, which begins at row `offset`.
 
-    It speaks to torch.distributed.checkpoint as its own kinds of tensors do, which all cut by one rule: here, the rows
-    of a class stay together, and parts may be of any size, or empty.
+    It implements the protocol of torch.distributed.checkpoint. Unlike torch's sharded tensors, it keeps the rows of a
+    class together, and shards may have any size or be empty.
     """
 
     local: Tensor
@@ -45,10 +44,10 @@ class Shard:
     def __post_init__(self) -> None:
         rows = len(self.local)
         if self.local.shape[1:] != self.shape[1:] or not 0 <= self.offset <= self.offset + rows <= self.shape[0]:
-            raise ValueError(f"{tuple(self.local.shape)} from row {self.offset} on is no part of {self.shape}")
+            raise ValueError(f"{tuple(self.local.shape)} from row {self.offset} does not fit into {self.shape}")
 
     def size(self) -> torch.Size:
-        """Of the whole."""
+        """The size of the whole tensor."""
         return torch.Size(self.shape)
 
     def _chunks(self) -> list[ChunkStorageMetadata]:
@@ -84,7 +83,7 @@ class _Load(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Torch's own would give values to tensors without, and takes what it does not know for data."""
+        """Set the attributes without torch's preparations, which would allocate tensors and mistake shards for data."""
         self.original_state_dict = self.state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
 
@@ -96,7 +95,7 @@ class _Load(DefaultLoadPlanner):
 def save_shards(
     folder: str | os.PathLike[str], shards: Mapping[str, Shard], group: distributed.ProcessGroup | None = None
 ) -> None:
-    """Write the shards of all processes (of a group); every process calls it, with the same names."""
+    """Write the shards of all processes (of a group). Every process must call it with the same names."""
     path = Path(folder)
     if distributed.is_initialized():
         if distributed.get_rank(group) == 0:
@@ -105,31 +104,32 @@ def save_shards(
     else:
         _remove(path)
     with _quietly():
-        alone = not distributed.is_initialized()
-        save(dict(shards), checkpoint_id=path, planner=_Save(), process_group=group, no_dist=alone)
+        single = not distributed.is_initialized()
+        save(dict(shards), checkpoint_id=path, planner=_Save(), process_group=group, no_dist=single)
 
 
 def load_shards(
     folder: str | os.PathLike[str], shards: Mapping[str, Shard], group: distributed.ProcessGroup | None = None
 ) -> None:
-    """Read into the shards of every process what these rows of the tensors were; every process calls it."""
+    """Read the shards of all processes in place. Every process must call it."""
     saved = _saved(folder)
     if saved.keys() != shards.keys():
         different = sorted(saved.keys() ^ shards.keys())
-        raise InputError(f"{folder} is of another model: only one of the two has {different[0]}")
+        raise InputError(f"{folder} belongs to another model: only one of the two has {different[0]}")
     for name, shard in shards.items():
         if saved[name].size != shard.size():
             raise InputError(
-                f"{folder} is of another model: {name} is {tuple(saved[name].size)} there, {shard.shape} here"
+                f"{folder} belongs to another model: {name} has shape {tuple(saved[name].size)} in it, "
+                f"{shard.shape} in this one"
             )
     with _quietly():
-        alone = not distributed.is_initialized()
-        load(dict(shards), checkpoint_id=Path(folder), planner=_Load(), process_group=group, no_dist=alone)
+        single = not distributed.is_initialized()
+        load(dict(shards), checkpoint_id=Path(folder), planner=_Load(), process_group=group, no_dist=single)
 
 
 def whole(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint, whole, in one process: for those who want plain class weights."""
-    tensors = {name: torch.empty(own.size, dtype=own.properties.dtype) for name, own in _saved(folder).items()}
+    """Load every tensor of a checkpoint whole in one process, to get plain class weights."""
+    tensors = {name: torch.empty(meta.size, dtype=meta.properties.dtype) for name, meta in _saved(folder).items()}
     shards = {name: Shard(tensor, tuple(tensor.shape), 0) for name, tensor in tensors.items()}
     with _quietly():
         load(dict(shards), checkpoint_id=Path(folder), planner=_Load(), no_dist=True)
@@ -141,15 +141,15 @@ def _saved(folder: str | os.PathLike[str]) -> dict[str, Any]:
         return dict(FileSystemReader(Path(folder)).read_metadata().state_dict_metadata)
     except OSError:
         raise
-    except Exception as error:  # bad bytes may be anything to it
+    except Exception as error:  # damaged files can raise anything
         raise InputError(
-            f"{folder} is damaged ({type(error).__name__}): remove {Path(folder).parent}, and the run begins again"
+            f"{folder} is damaged ({type(error).__name__}): remove {Path(folder).parent}, and the run starts again"
         ) from error
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without being warned that one process is one process; and errors are errors, which torch's are not here."""
+    """Suppress torch's warning about a single process, and raise its failures as errors for users."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:
@@ -160,6 +160,6 @@ def _quietly() -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    """What a process left that was killed before it was done."""
+    """Remove what a killed process left."""
     if path.exists():
         shutil.rmtree(path)

@@ -1,7 +1,7 @@
-"""Where a run starts: the head at principal components of the features, class vectors at the means of their classes.
+"""Initialisation: the head from principal components of the features, class vectors from the means of their classes.
 
-Class vectors that start at random first push all samples away, and what the trunk and a fitted head know is lost on the
-way; from the means, the first step already improves on the features.
+Random class vectors first push all samples away, which destroys what the trunk and a fitted head know. From the means,
+the first step already improves on the features.
 """
 
 import math
@@ -18,14 +18,14 @@ from nearfar.losses import Loss
 from nearfar.losses.distributed import is_sharded
 from nearfar.models import Embedder
 from nearfar.models.extraction import gathered
+from nearfar.training.class_shards import local_rows, shard_of
 from nearfar.training.config import TrainConfig
 from nearfar.training.data import cached_features
 from nearfar.training.progress import Display
-from nearfar.training.spread import rows_here, shard_of
 from nearfar.training.world import World
 
-IMAGES = 10_000  # that are looked at, at most
-APART = 0.1  # between the vectors of one class, where it has several
+IMAGES = 10_000  # the most images to fit to
+APART = 0.1  # share of the random direction in the vectors of a class that has several
 
 
 def start(
@@ -36,9 +36,7 @@ def start(
     world: World | None = None,
     display: Display | None = None,
 ) -> None:
-    """Fit what the configuration wants fitted to the training images. Of several processes, each looks at its part of
-    them.
-    """
+    """Fit the head and the class vectors to the training images, as configured. Every process embeds its share."""
     draw_classes(loss, config)
     fits_head, means = not bool(embedder.head_is_fitted), config.class_start == "means" and any(_class_losses(loss))
     if not (fits_head or means):
@@ -49,11 +47,11 @@ def start(
     chosen = train.select(rows)
     world = world or World()
     part = chosen.select(world.part(len(chosen)))
-    with (display or Display(quiet=True)).looking("images to start from", len(part)) as advance:
+    with (display or Display(quiet=True)).looking("images for initialisation", len(part)) as advance:
         features = _features(embedder, part, config, advance)
     features = torch.from_numpy(world.gathered(features.cpu().numpy())).to(features.device)
-    there = ~features.isnan().any(1)  # without broken images
-    features, labels = features[there], torch.from_numpy(np.asarray(chosen.labels))[there]
+    readable = ~features.isnan().any(1)
+    features, labels = features[readable], torch.from_numpy(np.asarray(chosen.labels))[readable]
     if fits_head:
         embedder.fit_head(features)
     if means:
@@ -64,10 +62,10 @@ def _features(embedder: Embedder, table: Table, config: TrainConfig, advance: Ca
     device = embedder.device
     if config.model.freeze:
         cached = cached_features(embedder, table, config, advance=advance)
-        found = np.full(cached.shape, np.nan, np.float32)
-        there = np.setdiff1d(np.arange(len(cached)), cached.missing)
-        found[there] = cached.take(there)
-        return torch.from_numpy(found).to(device)
+        features = np.full(cached.shape, np.nan, np.float32)
+        readable = np.setdiff1d(np.arange(len(cached)), cached.missing)
+        features[readable] = cached.take(readable)
+        return torch.from_numpy(features).to(device)
     images: Any = table.images
     rows = embedder.stream(images, output="features", max_broken=config.data.max_broken, advance=advance)
     return torch.from_numpy(gathered(rows, len(images), embedder.feature_size)).to(device)
@@ -84,19 +82,19 @@ def _projected(embedder: Embedder, features: Tensor) -> Tensor:
 
 
 def _class_losses(loss: nn.Module) -> list[Loss]:
-    """Those parts of a loss that own class vectors."""
+    """The parts of a loss that have class vectors."""
     return [part for part in loss.modules() if isinstance(part, Loss) and part.weight is not None]
 
 
 @torch.no_grad()
 def draw_classes(loss: nn.Module, config: TrainConfig) -> None:
-    """Give class vectors the distribution that the configuration wants; the loss has drawn them by He's rule."""
+    """Change the distribution of class vectors as configured; the loss has drawn them by He's rule."""
     for part in _class_losses(loss):
         assert part.weight is not None
-        weight, std = rows_here(part.weight), part.initial_scale
+        weight, std = local_rows(part.weight), part.initial_scale
         if config.class_start == "uniform":
             number = part.num_classes * part.vectors_per_class
-            # The error function of a normal variable is uniform between -1 and 1, whichever process has drawn it.
+            # The error function of a normal variable is uniform between -1 and 1. This keeps the draws of each process.
             weight.copy_(torch.erf(weight / (std * math.sqrt(2))) / math.sqrt(number))
         elif config.class_std is not None:
             weight.mul_(config.class_std / std)
@@ -104,22 +102,22 @@ def draw_classes(loss: nn.Module, config: TrainConfig) -> None:
 
 @torch.no_grad()
 def start_classes(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> None:
-    """Turn every class vector to the mean of its class's embeddings (N, D). Lengths stay, and so do vectors of classes
-    without any.
+    """Turn every class vector to the mean of its class's embeddings (N, D). Norms do not change, nor do the vectors of
+    classes without embeddings.
 
-    Where a class has several vectors, they lie about its mean, each by a tenth where it was.
+    Several vectors of a class are placed around its mean, each with a tenth of its random direction.
     """
     for part in _class_losses(loss):
         k = part.vectors_per_class
         assert part.weight is not None
-        weight = rows_here(part.weight)
+        weight = local_rows(part.weight)
         if weight.shape[1] != embeddings.shape[1]:
             continue
         unit, index = normalize(embeddings).to(weight), labels.to(weight.device)
-        if is_sharded(part.weight):  # the classes that are here
+        if is_sharded(part.weight):  # only this process's classes
             index = index - shard_of(weight, part.weight, part).offset // k
-            here = (index >= 0) & (index < len(weight) // k)
-            unit, index = unit[here], index[here]
+            local = (index >= 0) & (index < len(weight) // k)
+            unit, index = unit[local], index[local]
         means = normalize(weight.new_zeros(len(weight) // k, weight.shape[1]).index_add_(0, index, unit))
         seen = torch.bincount(index, minlength=len(means)).repeat_interleave(k)[:, None] > 0
         direction = means.repeat_interleave(k, 0)

@@ -1,16 +1,17 @@
-"""`SubsetStep`: one step over a batch of which only the samples that matter are backpropagated.
+"""`SubsetStep`: one step on a batch that backpropagates only the samples that matter.
 
-Once a network knows most of its classes, most samples of a batch weigh next to nothing in the loss. How much a sample
-weighs is known before anything is backpropagated:
+Once a network knows most of its classes, most samples of a batch contribute next to nothing to the gradient. The weight
+of a sample is known before backpropagation:
 
-    1. embed all candidates without a graph (N, D)
-    2. the loss of all embeddings at once, and its gradient at them; the length of a row is the weight of its sample
-    3. take a part of the samples by these weights, embed them again with a graph, and send each its row of the
-       gradient, times the factor that makes up for what was left out
+    1. embed all candidates (N, D) without a graph
+    2. compute the loss of all embeddings, and its gradient with respect to them; the norm of a row is the weight of its
+       sample
+    3. select some samples by these weights, embed them again with a graph, and backpropagate their rows of the
+       gradient, times a factor that compensates for the others
 
-Every pair of the large batch is compared, and the loss's own parameters, such as class vectors, get their gradients
-from all candidates. The network is trained in the memory of the part, and in less time than the whole batch takes: a
-forward pass costs about a third of forward and backward.
+The loss compares all pairs of the large batch, and its parameters, such as class vectors, get their gradients from all
+candidates. The network needs only the memory of the selected samples, and less time than the whole batch: a forward
+pass costs about a third of forward and backward.
 
 References: A. Katharopoulos and F. Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance
 Sampling", ICML 2018, arXiv:1803.00942; A. Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers",
@@ -30,23 +31,23 @@ Select = Literal["hard", "weighted", "random"]
 
 
 class SubsetStep:
-    """A step in place of `loss(model(inputs), labels).backward()`, which backpropagates a part of the batch.
+    """A step like `loss(model(inputs), labels).backward()` that backpropagates only some samples of the batch.
 
-    Dropout draws anew in the second pass. Batch normalisation that trains sees the samples of one pass alone, as in
-    data-parallel training; its running statistics are those of the candidates.
+    Dropout draws new masks in the second pass. Batch normalisation in training mode uses the samples of each pass
+    separately, as in data-parallel training; its running statistics are those of the candidates.
 
     Args:
-        model: inputs (n, ...) to embeddings (n, D).
-        loss: embeddings (N, D) and labels to a scalar; its own parameters get their gradients from the whole batch.
+        model: maps inputs (n, ...) to embeddings (n, D).
+        loss: maps embeddings (N, D) and labels to a scalar; its parameters get their gradients from the whole batch.
         select: hard: the samples with the largest weights, times the sum of all weights over the sum of theirs.
-            weighted: drawn with a probability in proportion to their weights, divided by it: unbiased. random: drawn
-            with equal probabilities, divided by it: unbiased too.
-        keep: the part of the batch that is backpropagated, above 0 and below 1.
-        chunk: how many samples are embedded at a time; by default as many as are kept.
+            weighted: drawn with probabilities proportional to their weights, divided by them: unbiased. random: drawn
+            with equal probabilities, divided by them: unbiased too.
+        keep: the share of the batch to backpropagate, above 0 and below 1.
+        chunk: number of samples embedded at a time; by default the number of selected ones.
 
     Attributes:
-        embeddings: of the last step (N, D), without graph.
-        kept: the rows that the last step backpropagated (K,).
+        embeddings: the embeddings (N, D) of the last step, detached.
+        kept: the rows (K,) that the last step backpropagated.
 
     Example:
         >>> model, loss = nn.Linear(3, 2), lambda x, labels: x.square().sum()
@@ -72,22 +73,22 @@ class SubsetStep:
             raise InputError(f"select must be one of {', '.join(get_args(Select))}, not {select!r}")
         check_keep(keep)
         if chunk is not None and chunk < 1:
-            raise InputError(f"chunk={chunk} must be a number of samples, at least 1")
+            raise InputError(f"chunk={chunk} must be at least 1 sample")
         self.model, self.loss, self.select, self.keep, self.chunk = model, loss, select, keep, chunk
 
     def step(self, inputs: Tensor, labels: Tensor, backward: Callable[[Tensor], object] | None = None) -> Tensor:
-        """Add the gradients to `.grad`, and give the loss of the whole batch, without graph.
+        """Add the gradients to `.grad`, and return the loss of the whole batch, detached.
 
         Args:
             inputs: (N, ...).
-            labels: what the loss takes besides the embeddings.
-            backward: called with the loss in place of `loss.backward()`; where it scales the loss, all gradients are
-                scaled alike.
+            labels: passed to the loss with the embeddings.
+            backward: called with the loss in place of `loss.backward()`; if it scales the loss, all gradients have the
+                same factor.
         """
         count = max(1, round(self.keep * len(inputs)))
         with torch.no_grad():
             leaves = torch.cat([self.model(part) for part in torch.split(inputs, self.chunk or count)])
-        torch.clear_autocast_cache()  # an autocast around us would take its weights again, which have no graph
+        torch.clear_autocast_cache()  # an enclosing autocast would reuse cast weights, which have no graph
         self.embeddings = leaves.detach()  # shares the memory
         leaves.requires_grad_()
         loss = self.loss(leaves, labels)
@@ -101,29 +102,29 @@ class SubsetStep:
     def _send(self, inputs: Tensor, gradient: Tensor) -> None:
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         size = self.chunk or len(inputs)
-        for part, own in zip(torch.split(inputs, size), torch.split(gradient, size), strict=True):
+        for part, part_gradient in zip(torch.split(inputs, size), torch.split(gradient, size), strict=True):
             embeddings = self.model(part)
-            if embeddings.requires_grad:  # not if all that is trained is the loss
-                torch.autograd.backward(embeddings, own)
+            if embeddings.requires_grad:  # false if only the loss is trained
+                torch.autograd.backward(embeddings, part_gradient)
         for buffer, value in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(value)
 
 
 def check_keep(keep: float) -> None:
-    """Refuse what is no part of a batch."""
+    """Reject a `keep` outside (0, 1)."""
     if not 0 < keep < 1:
-        raise InputError(f"keep={keep:g} is the part of a batch that is backpropagated: above 0 and below 1")
+        raise InputError(f"keep={keep:g} must be a share of the batch, above 0 and below 1")
 
 
 def chosen(weights: Tensor, select: Select, count: int) -> tuple[Tensor, Tensor]:
-    """Rows to take, at most `count` and in order, and the factor of each. Samples without weight are left out.
+    """Select at most `count` rows, in order, with the factor of each. Samples of weight 0 are left out.
 
     Args:
-        weights: of all samples (N,), not negative.
+        weights: weights (N,) of all samples, not negative.
     """
-    there = weights.nonzero().flatten()
+    candidates = weights.nonzero().flatten()
     if select == "hard":
-        rows = weights.topk(min(count, len(there))).indices.sort().values
+        rows = weights.topk(min(count, len(candidates))).indices.sort().values
         return rows, (weights.sum() / weights[rows].sum()).expand(len(rows))
     if select == "random":
         probabilities = torch.full_like(weights, min(1.0, count / len(weights)))
@@ -135,7 +136,7 @@ def chosen(weights: Tensor, select: Select, count: int) -> tuple[Tensor, Tensor]
 
 
 def inclusion(weights: Tensor, count: int) -> Tensor:
-    """Probabilities (N,) in proportion to the weights, at most 1, that add up to `count`, or to how many have weight.
+    """Probabilities (N,) proportional to the weights, at most 1, that sum to `count` or the number of positive weights.
 
     >>> inclusion(torch.tensor([8.0, 1.0, 1.0, 0.0]), 2)
     tensor([1.0000, 0.5000, 0.5000, 0.0000])
@@ -143,19 +144,19 @@ def inclusion(weights: Tensor, count: int) -> Tensor:
     certain = torch.zeros_like(weights, dtype=torch.bool)
     while True:
         rest = weights.masked_fill(certain, 0)
-        found = rest * ((count - certain.sum()) / rest.sum().clamp_min(torch.finfo(rest.dtype).tiny))
-        found[certain] = 1
-        more = (found > 1) & ~certain
+        probabilities = rest * ((count - certain.sum()) / rest.sum().clamp_min(torch.finfo(rest.dtype).tiny))
+        probabilities[certain] = 1
+        more = (probabilities > 1) & ~certain
         if not more.any():
-            return found
+            return probabilities
         certain |= more
 
 
 def drawn(probabilities: Tensor) -> Tensor:
-    """Rows in order, each drawn with its probability; of probabilities that add up to a whole number, just so many.
+    """Draw rows, each with its probability; the number of rows is exactly the sum of the probabilities if it is whole.
 
-    Systematic sampling: in a random order, the probabilities are laid end to end, and every row is taken in whose part
-    a mark falls, of marks at a distance of 1.
+    Systematic sampling: the probabilities are laid end to end in a random order, and a row is drawn if one of the
+    marks, which are at distance 1, falls into its interval.
     """
     order = torch.randperm(len(probabilities), device=probabilities.device)
     start = torch.rand(1, dtype=torch.float64, device=probabilities.device)

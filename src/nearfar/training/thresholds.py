@@ -1,7 +1,7 @@
-"""The threshold of a run: from which similarity on two images count as the same, and what that is worth.
+"""The threshold of a run: the similarity from which two images count as the same, and its measured accuracy.
 
-It is calibrated on held-out classes and measured on the test classes. What is repeated elsewhere (index, search, page,
-card, report) is what was measured.
+It is calibrated on held-out classes and measured on the test classes. Index, search, page, model card and report show
+the measured values.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from nearfar.evaluation.hamming import signs
 from nearfar.training.config import EvaluationConfig
 from nearfar.training.held_out import HeldOut
 
-NO_BETTER = "no threshold: on held-out classes, training ended no better than it began"
-NOTHING_HELD_OUT = "no threshold: nothing was held out of training to calibrate it on"
+NO_BETTER = "no threshold: on held-out classes, training did not improve the model"
+NOTHING_HELD_OUT = "no threshold: no classes were held out to calibrate it on"
 
 
 def pair_share(labels: NDArray[np.int64]) -> float:
@@ -40,18 +40,18 @@ def calibrated(
     test: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """A threshold as plain values; a ValueError says why none can be promised.
+    """Calibrate a threshold, as plain values; a ValueError says why there is none.
 
     Args:
-        held_out: the embeddings to calibrate it on.
+        held_out: the embeddings to calibrate on.
         codes: whether the signs of the embeddings are compared.
-        share: of the pairs that will be compared, those that are the same: what precision depends on.
-        far, precision: what is wished; one of them.
-        test: embeddings and labels of the test rows, on which the threshold is measured as "measured".
-        seed: of the images drawn where there are too many pairs.
+        share: the share of same pairs among those that will be compared, which precision depends on.
+        far, precision: the target; exactly one of them.
+        test: embeddings and labels of the test rows; the threshold is measured on them as "measured".
+        seed: seed for sampling images if there are too many pairs.
     """
     unseen = None if test is None else max(2, len(np.unique(test[1][test[1] >= 0])))
-    found = calibrate_on_classes(
+    threshold = calibrate_on_classes(
         signs(held_out.embeddings) if codes else held_out.embeddings,
         held_out.labels,
         fold=held_out.fold,
@@ -61,10 +61,10 @@ def calibrated(
         unseen=unseen,
         seed=seed,
     )
-    result = found.to_dict()
+    result = threshold.to_dict()
     if test is not None:
         compared = signs(test[0]) if codes else test[0]
-        measured = measured_at(found.threshold, compared, test[1], share=share, seed=seed)
+        measured = measured_at(threshold.threshold, compared, test[1], share=share, seed=seed)
         result["measured"] = measured.to_dict()
     return result
 
@@ -78,53 +78,53 @@ def of_run(
     test: tuple[NDArray[np.float32], NDArray[np.int64]] | None,
     seed: int = 0,
 ) -> tuple[dict[str, Any] | None, str]:
-    """The threshold that a run ends with, and what to say of it, or of why there is none.
+    """Calibrate the threshold of a run; returns it with a sentence that describes it, or None and the reason.
 
     Args:
-        wished: a precision or a false-accept rate, and the share of same pairs; by default that of the data.
-        labels: of all rows of the data.
+        wished: the settings with the target and the share of same pairs; by default the share in the data.
+        labels: the labels of all rows of the data.
     """
     if held_out is None:
         return None, NOTHING_HELD_OUT
     share = wished.share or pair_share(labels)
     goal = {"precision": wished.target_precision} if wished.target_far is None else {"far": wished.target_far}
     try:
-        found = calibrated(held_out, codes=codes, share=share, test=test, seed=seed, **goal)
+        threshold = calibrated(held_out, codes=codes, share=share, test=test, seed=seed, **goal)
     except ValueError as error:
         return None, str(error)
-    return found, said(found)
+    return threshold, said(threshold)
 
 
 def said(threshold: Mapping[str, Any]) -> str:
-    """A threshold in words: what it was measured to be worth, or that it was not measured."""
-    words = f"two images count as the same from a similarity of {threshold['threshold']:.3f} on{_wish(threshold)}"
-    found = threshold.get("measured")
-    if found is None:
-        return f"{words}; what that is worth on classes never seen has not been measured"
-    right = "none is accepted there"
-    if found["precision"] is not None:
+    """Describe a threshold and its measured accuracy in a sentence."""
+    sentence = f"two images count as the same from a similarity of {threshold['threshold']:.3f} on{_wish(threshold)}"
+    measured = threshold.get("measured")
+    if measured is None:
+        return f"{sentence}; its accuracy on unseen classes has not been measured"
+    right = "no pair is accepted"
+    if measured["precision"] is not None:
         right = (
-            f"{_share(found, 'precision')} of the accepted pairs are right where {in_percent(found['share'])} of all "
-            "pairs are the same"
+            f"{_share(measured, 'precision')} of the accepted pairs are right if {in_percent(measured['share'])} of "
+            "all pairs are the same"
         )
-    doubt = "" if _kept(threshold) else ". So these classes do not keep what the held-out ones promised"
+    doubt = "" if _meets_target(threshold) else ". So the target is missed on these classes"
     return (
-        f"{words}. Measured on {found['classes']:,} classes never trained on, with {in_percent(found['confidence'])} "
-        f"intervals: {right}; {_share(found, 'tar')} of the same pairs are found; {_share(found, 'far')} of the others "
-        f"are accepted{doubt}"
+        f"{sentence}. Measured on {measured['classes']:,} unseen classes, with {in_percent(measured['confidence'])} "
+        f"intervals: {right}; {_share(measured, 'tar')} of the same pairs are found; {_share(measured, 'far')} of the "
+        f"others are accepted{doubt}"
     )
 
 
 def _wish(threshold: Mapping[str, Any]) -> str:
-    """What a threshold was calibrated for; nothing for one that was given."""
+    """The target that a threshold was calibrated for; empty for one set by the user."""
     goals = {"precision": "a precision", "far": "a false-accept rate"}
     if threshold.get("target") not in goals:
         return ""
     return f" (calibrated for {goals[threshold['target']]} of {in_percent(threshold['wished'])})"
 
 
-def _kept(threshold: Mapping[str, Any]) -> bool:
-    """Whether what was wished lies within the interval that was measured, or beyond it on the safe side."""
+def _meets_target(threshold: Mapping[str, Any]) -> bool:
+    """Whether the measured interval contains the target or lies on its safe side."""
     target = threshold.get("target")
     measured = threshold["measured"].get(f"{target}_interval")
     if measured is None:
@@ -132,5 +132,5 @@ def _kept(threshold: Mapping[str, Any]) -> bool:
     return bool(measured[1] >= threshold["wished"] if target == "precision" else measured[0] <= threshold["wished"])
 
 
-def _share(found: Mapping[str, Any], name: str) -> str:
-    return f"{in_percent(found[name])} ({range_in_percent(found[f'{name}_interval'])})"
+def _share(measured: Mapping[str, Any], name: str) -> str:
+    return f"{in_percent(measured[name])} ({range_in_percent(measured[f'{name}_interval'])})"

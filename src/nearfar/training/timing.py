@@ -1,4 +1,4 @@
-"""What a run costs: a few images are embedded, a few trained on, and the rest is arithmetic."""
+"""Estimate the duration of a run from the time to embed and to train on a few images."""
 
 import time
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from nearfar.training.fit import make_trainer
 from nearfar.training.memory import freed_memory_kept
 from nearfar.training.splits import Parts
 
-TRIED = 16  # images, of which a batch is a multiple
-QUICK = 3.0  # seconds: what a whole batch may take to be tried whole, since small ones are slow for their size
-LOOKS = 4  # at the held-out rows of a fold
+TRIED = 16  # images to time; a batch is a multiple of it
+QUICK = 3.0  # seconds: a whole batch that takes less is timed, since small batches are slow for their size
+SNAPSHOTS = 4  # evaluations of the held-out rows of a fold
 CLOCK = time.perf_counter
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds an image takes: to be embedded, and in a step of each way to train (None: it is no way here)."""
+    """Seconds per image: for embedding, and for a step of each way to train (None: not applicable)."""
 
     embed: float
     everything: float | None
@@ -39,7 +39,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Counts:
-    """Images to train on, to validate on in every epoch, and to test; folds of whole networks and of heads, or 1."""
+    """Numbers of training, validation and test images, and of folds for whole networks and for heads (1 for none)."""
 
     train: int
     val: int
@@ -49,27 +49,27 @@ class Counts:
 
 
 def training_time(way: str, epochs: int, folds: int, costs: Costs, counts: Counts) -> float:
-    """Seconds of a training with its measurements, where the features of all images are in the cache.
+    """Seconds of a training with its evaluations, if the features of all images are cached.
 
     Args:
         way: "everything", "upper" or "head".
     """
     cost = getattr(costs, way)
-    steps = epochs * folds * counts.train * cost  # every fold trains on all rows but its own, and in the end all are
+    steps = epochs * folds * counts.train * cost  # folds train on all rows but their own, plus all rows in the end
     if way == "head":
         return float(steps)
-    looks = LOOKS * counts.train if folds > 1 else (epochs + 1) * counts.val
-    return float(steps + costs.embed * (counts.test + looks))
+    evaluated = SNAPSHOTS * counts.train if folds > 1 else (epochs + 1) * counts.val
+    return float(steps + costs.embed * (counts.test + evaluated))
 
 
 def counted(parts: Parts, heads: Parts) -> Counts:
-    """Of a split for whole networks, and one for heads on cached features."""
+    """Count the rows and folds of a split for whole networks, and of one for heads on cached features."""
     val, test = (0 if part is None else len(part) for part in (parts.val, parts.test))
     return Counts(len(parts.train), val, test, parts.folds or 1, heads.folds or 1)
 
 
 def measured(config: TrainConfig, parts: Parts) -> Costs:
-    """What images cost here, with this configuration, if nothing else uses the machine."""
+    """Measure the costs of images on this machine, assuming that it is otherwise idle."""
     with torch.random.fork_rng(devices=[]):
         if parts.train.images is None:
             return Costs(0.0, None, None, head_seconds(*_built(config, parts), parts.train))
@@ -90,7 +90,7 @@ def measured(config: TrainConfig, parts: Parts) -> Costs:
 
 
 def lower_part(config: TrainConfig) -> str | None:
-    """The part of the trunk that stays as it is where its upper blocks are trained; None if none is known."""
+    """The part of the trunk that is frozen when only its upper blocks are trained; None if unknown."""
     name = config.model.backbone or "efficientnet-lite0"
     return next((info.lower for info in list_trunks() if info.name == name), None)
 
@@ -98,42 +98,42 @@ def lower_part(config: TrainConfig) -> str | None:
 def _built(config: TrainConfig, parts: Parts) -> tuple[TrainConfig, Embedder, nn.Module]:
     chosen = resolve(config, parts.train)
     torch.manual_seed(chosen.seed)
-    at_random = replace(chosen, model=replace(chosen.model, head_start="random"))  # it takes as long
-    embedder = build_embedder(at_random).to(make_trainer(chosen, 1).strategy.root_device)
+    unfitted = replace(chosen, model=replace(chosen.model, head_start="random"))  # steps take as long
+    embedder = build_embedder(unfitted).to(make_trainer(chosen, 1).strategy.root_device)
     embedder.start_epoch(chosen.model.warmup_epochs)
     loss = build_loss(chosen.loss, parts.train.num_classes, embedder.dimension)
     return with_images_of(chosen, embedder), embedder, loss.to(embedder.device)
 
 
 def seconds_of(clock: Callable[[], float], work: Callable[[], Any]) -> float:
-    """That some work takes, by a clock."""
+    """The seconds that work takes, by a clock."""
     began = clock()
     work()
     return clock() - began
 
 
 def lacking_features(embedder: Embedder, table: Table) -> int:
-    """How many images have no features in the cache yet. None of them is opened."""
+    """The number of images without features in the cache; opens none of them."""
     if table.images is None:
         return 0
     return FeatureCache(cache_folder() / "features", embedder.feature_key()).lacking(table.images)
 
 
 def embedding_seconds(embedder: Embedder, table: Table) -> float:
-    """To embed an image of a table."""
+    """The seconds to embed an image of a table."""
     assert table.images is not None
     images = [table.images[int(row)] for row in np.resize(np.arange(len(table)), 2 * TRIED)]
 
     def stream() -> None:
         list(embedder.stream(images, output="features", max_broken=1.0))
 
-    stream()  # the first one makes room, and takes up to four times as long
+    stream()  # the first pass allocates memory, and takes up to four times as long
     return min(seconds_of(CLOCK, stream) for _ in range(2)) / len(images)
 
 
 def training_seconds(config: TrainConfig, embedder: Embedder, loss: nn.Module, train: Table) -> float:
-    """Of an image in a step. Workers decode while the network computes, so that the slower of both counts; without
-    them, it is the sum.
+    """The seconds per image of a step: with workers, which decode while the network computes, the larger of both times;
+    without, their sum.
     """
     rows, images = first_rows(config, train), train.images
     assert images is not None
@@ -152,14 +152,14 @@ def training_seconds(config: TrainConfig, embedder: Embedder, loss: nn.Module, t
 
 
 def head_seconds(config: TrainConfig, embedder: Embedder, loss: nn.Module, train: Table) -> float:
-    """Of an image in a step of the head alone, on cached features."""
+    """The seconds per image of a step of the head on cached features."""
     rows = first_rows(config, train)
     features = torch.randn(len(rows), embedder.feature_size)
     return _step(embedder, loss, features, torch.from_numpy(train.labels[rows]), embedder.project) / len(rows)
 
 
 def first_rows(config: TrainConfig, train: Table) -> NDArray[np.int64]:
-    """Of the first batch."""
+    """The rows of the first batch."""
     sampler = make_sampler(config.sampler, train, config.seed, world_size=config.nodes * config.devices)
     return np.asarray(next(iter(sampler)), np.int64)
 
@@ -167,7 +167,7 @@ def first_rows(config: TrainConfig, train: Table) -> NDArray[np.int64]:
 def _step(
     embedder: Embedder, loss: nn.Module, inputs: Tensor, labels: Tensor, network: Callable[[Tensor], Tensor]
 ) -> float:
-    """The gradients alone: what the optimiser does with them takes little of the time."""
+    """The seconds of a forward and backward pass; the optimiser's time is negligible."""
     device = embedder.device
     inputs, labels = inputs.to(device), labels.to(device)
     embedder.train()
@@ -178,5 +178,5 @@ def _step(
             torch.cuda.synchronize(device)
 
     with freed_memory_kept(device.type):
-        step()  # the first one makes room, and more
+        step()  # the first step allocates memory
         return min(seconds_of(CLOCK, step) for _ in range(2))

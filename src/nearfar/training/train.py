@@ -1,12 +1,12 @@
-"""`train`: from a data set to a measured model.
+"""`train`: from a data set to an evaluated model.
 
-data ──► prepare.py     splits.py: rows to train on, to choose by, to test;  kept_split.py: kept with the run
-                        defaults.py: what the configuration leaves open;  build.py: the embedder and the loss
-                        checks.py: refusals
-     ──► crossfit.py    where there are few classes: trained for every fold of them, to choose what is kept
-     ──► fit.py         start.py: where head and loss start;  learner.py: steps, under Lightning;
+data ──► prepare.py     splits.py: training, validation and test rows;  kept_split.py: saves them with the run
+                        defaults.py: fills in the configuration;  build.py: the embedder and the loss
+                        checks.py: rejects settings that cannot work
+     ──► crossfit.py    for few classes: trains for every fold of them, to choose the candidate to keep
+     ──► fit.py         start.py: initialises head and loss;  learner.py: steps, under Lightning;
                         recorder.py: curves, validation, checkpoints
-     ──► finish.py      the best of features, start and trained model, with its threshold, measured on the test rows
+     ──► finish.py      the best of features, initial and trained model, its threshold, evaluation on the test rows
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from nearfar.training.budget import Budget
 from nearfar.training.config import TrainConfig
 from nearfar.training.crossfit import cross_fit
 from nearfar.training.defaults import resolve
-from nearfar.training.exhausted import advice, out_of_memory
 from nearfar.training.finish import finish
 from nearfar.training.fit import StoppedError, fit, resumable, stopped
 from nearfar.training.launch import check_accelerator, check_devices, launch
+from nearfar.training.memory_errors import advice, out_of_memory
 from nearfar.training.options import ConfigError, with_options
 from nearfar.training.prepare import Prepared, prepare
 from nearfar.training.progress import Display, counted
@@ -35,7 +35,7 @@ from nearfar.training.runs import Run, new_folder
 from nearfar.training.splits import split
 from nearfar.training.world import World, joined, restarted, started
 
-WHERE = ("devices", "accelerator")  # options of a run that may be others when it goes on
+WHERE = ("devices", "accelerator")  # options that may change when a run is resumed
 
 
 def train(
@@ -46,18 +46,18 @@ def train(
     quiet: bool = False,
     **options: Any,
 ) -> Run:
-    """Train an embedding, measure it on classes it has not seen, and leave a run folder.
+    """Train an embedding, evaluate it on unseen classes, and write a run folder.
 
         run = nearfar.train("photos", loss="CircleLoss", freeze=True, **{"loss.gamma": 80})
         run.metrics["after"]["recall@1"], run.model().embed("other/photos")
 
     Args:
-        data: what `nearfar.data.open` opens, or a table; the embedded glyphs by default.
-        config: to begin with, such as a recipe's; see `nearfar.training.config`.
-        resume: a run folder to go on with, instead of all else but `devices` and `accelerator`. It ends as it would
-            have ended uninterrupted.
+        data: a table, or anything that `nearfar.data.open` opens; by default the built-in glyphs.
+        config: the configuration to start from, such as a recipe's; see `nearfar.training.config`.
+        resume: a run folder to resume; only `devices` and `accelerator` may be set with it. The result is that of an
+            uninterrupted run.
         quiet: show nothing.
-        options: every option of `nearfar train --help`, by the same dotted or short names.
+        options: all options of `nearfar train --help`, by the same dotted or short names.
     """
     table = data if isinstance(data, Table) else None
     world = started()
@@ -65,9 +65,9 @@ def train(
     if resume is not None:
         if set(options) - set(WHERE) or config is not None or (data is not None and table is None):
             raise ConfigError(
-                "a run goes on as it began: --resume RUN takes no other options than devices, accelerator"
+                "a run is resumed with its own settings: --resume RUN takes no options but devices and accelerator"
             )
-        run = _to_go_on_with(resume)
+        run = _run_to_resume(resume)
         config = run.config
     else:
         config = with_options(config or TrainConfig(), options)
@@ -76,16 +76,16 @@ def train(
         if world is not None and world.size > 1:
             config = _as_started(config, world)
             if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
-                run = _to_go_on_with(config.out or "")
+                run = _run_to_resume(config.out or "")
                 config = run.config
-    if run is not None and run.finished:  # and one process was killed after that
+    if run is not None and run.finished and run.has_model:  # a process was killed after the end of the run
         return run
     budget = Budget(config.budget) if config.budget is not None and run is None else None
-    here = with_options(config, {name: value for name, value in options.items() if name in WHERE})
-    config = replace(config, accelerator=here.accelerator)
+    local = with_options(config, {name: value for name, value in options.items() if name in WHERE})
+    config = replace(config, accelerator=local.accelerator)
     check_accelerator(config.accelerator)
-    if world is None and here.devices * (1 if resume else here.nodes) > 1:
-        return _in_processes(here.devices, config, run, table, budget, quiet)
+    if world is None and local.devices * (1 if resume else local.nodes) > 1:
+        return _in_processes(local.devices, config, run, table, budget, quiet)
     world = world or World()
     display = Display(quiet or not world.first)
     with torch.random.fork_rng(devices=[]), joined(world, config.accelerator):
@@ -105,22 +105,22 @@ def train(
             raise RunError(advice(config, None if run is None else run.folder, error)) from error
 
 
-def _to_go_on_with(folder: str | os.PathLike[str]) -> Run:
+def _run_to_resume(folder: str | os.PathLike[str]) -> Run:
     run = Run(folder)
-    _ = run.config  # which says so if there is none
-    if run.finished and not restarted():
-        raise ConfigError(f"{run.folder} is finished already: nearfar evaluate {run.folder} measures it")
+    _ = run.config  # raises if there is no run
+    if run.finished and run.has_model and not restarted():
+        raise ConfigError(f"{run.folder} is already finished: nearfar evaluate {run.folder} evaluates it")
     return run
 
 
 def _as_started(config: TrainConfig, world: World) -> TrainConfig:
-    """The configuration of a run whose processes someone else has started."""
+    """The configuration of a run whose processes torchrun or srun has started."""
     if config.out is None:
-        raise ConfigError("several processes need --out RUN, so that each of them, and a restart, finds the same run")
+        raise ConfigError("several processes need --out RUN, so that all of them, and a restart, use the same run")
     if (config.devices, config.nodes) not in ((1, 1), (world.local_size, world.nodes)):
         raise ConfigError(
             f"devices={config.devices} and nodes={config.nodes}, but {world.local_size} processes were started on each "
-            f"of {world.nodes} machines: leave both out, since torchrun and srun know them"
+            f"of {world.nodes} machines: leave both out, since torchrun and srun set them"
         )
     return replace(config, devices=world.local_size, nodes=world.nodes)
 
@@ -128,7 +128,7 @@ def _as_started(config: TrainConfig, world: World) -> TrainConfig:
 def _in_processes(
     devices: int, config: TrainConfig, run: Run | None, table: Table | None, budget: Budget | None, quiet: bool
 ) -> Run:
-    """Begin the run here, where refusals are errors like any others, and go on with it in processes of their own."""
+    """Start the run in this process, where checks raise ordinary errors, and train in several new processes."""
     if config.nodes > 1 and run is None:
         raise ConfigError(f"nodes={config.nodes}: start the processes on each machine with torchrun or srun")
     check_devices(config.accelerator, devices)
@@ -146,13 +146,13 @@ def _in_processes(
 
 
 def _process(folder: str, table: Table | None, accelerator: str, quiet: bool) -> None:
-    """What each of them does; that it was stopped is for the one that started them to say."""
+    """Train in one of several processes; the parent process reports a stop."""
     with contextlib.suppress(StoppedError):
         train(table, resume=folder, quiet=quiet, accelerator=accelerator)
 
 
 def _begin(run: Run, prepared: Prepared, budget: Budget | None) -> None:
-    """Write what makes a folder a run."""
+    """Write the files that make a folder a run."""
     run.check_free()
     assert prepared.split is not None
     prepared.split.save(run)
@@ -162,14 +162,14 @@ def _begin(run: Run, prepared: Prepared, budget: Budget | None) -> None:
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """The configuration with what the data decides; the model decides the rest when it is built."""
+    """Fill in the configuration for its data; the built model decides the rest."""
     table = reopen(config.data.path, config.data.layout)
     return resolve(config, split(table, config.data, config.seed).train)
 
 
 def _run(run: Run, prepared: Prepared, display: Display, world: World) -> Run:
     display.note(f"{run.folder}: {counted(prepared.total_steps, 'step')}")
-    left = world.told(run.metrics.get("budget_left"))
+    left = world.broadcast(run.metrics.get("budget_left"))
     deadline = None if left is None else time.monotonic() + left
     choice = cross_fit(run, prepared, display, world, deadline) if prepared.parts.folds else None
     until = None if choice is None else choice.steps(prepared.total_steps)

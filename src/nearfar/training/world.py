@@ -1,4 +1,4 @@
-"""`World`: which of how many processes this is, and what they say to each other besides gradients."""
+"""`World`: the processes that train together, and their communication besides gradients."""
 
 import contextlib
 import datetime
@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 
-# Ranks wait for each other at most so long: the slowest may be decoding its part of a large test set.
+# The longest time that ranks wait for each other: the slowest may be decoding its share of a large test set.
 PATIENCE = datetime.timedelta(hours=4)
 
 
 @dataclass(frozen=True)
 class World:
-    """A process among `size`, of which `local_size` are on this machine; alone by default.
+    """A process among `size`, of which `local_size` run on this machine; by default the only one.
 
-    With one process, everything here is what that process has, and nothing is sent.
+    With one process, all methods return its own values, and nothing is sent.
     """
 
     rank: int = 0
@@ -31,28 +31,28 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and shows."""
+        """Whether this process writes files and shows progress."""
         return self.rank == 0
 
     @property
     def nodes(self) -> int:
-        """Machines."""
+        """The number of machines."""
         return self.size // self.local_size
 
     def part(self, count: int) -> NDArray[np.int64]:
-        """This process's share of so many rows: consecutive, and as many as others have or one fewer."""
+        """This process's share of `count` rows: consecutive, and of equal size up to one row."""
         return np.array_split(np.arange(count), self.size)[self.rank]
 
     def any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether it is set anywhere."""
+        """For each flag, whether it is set in any process."""
         if self.size == 1:
             return list(flags)
-        told = torch.tensor(flags, dtype=torch.uint8)
-        distributed.all_reduce(told, distributed.ReduceOp.MAX)
-        return [bool(flag) for flag in told]
+        tensor = torch.tensor(flags, dtype=torch.uint8)
+        distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        return [bool(flag) for flag in tensor]
 
     def gathered(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The rows (n, ...) of all processes, one process after the other; n may differ."""
+        """The rows (n, ...) of all processes, concatenated by rank; n may differ."""
         if self.size == 1:
             return rows
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -62,40 +62,40 @@ class World:
         padded[: len(rows)] = torch.from_numpy(np.ascontiguousarray(rows))
         received = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(received, padded)
-        return np.concatenate([own[: int(count)].numpy() for own, count in zip(received, counts, strict=True)])
+        return np.concatenate([rows[: int(count)].numpy() for rows, count in zip(received, counts, strict=True)])
 
-    def told(self, value: Any) -> Any:
-        """What the first process has."""
+    def broadcast(self, value: Any) -> Any:
+        """The first process's value."""
         values = [value]
         if self.size > 1:
             distributed.broadcast_object_list(values, src=0)
         return values[0]
 
     def wait(self) -> None:
-        """For the others."""
+        """Wait for all processes."""
         if self.size > 1:
             distributed.barrier()
 
     @torch.no_grad()
     def share_buffers(self, module: nn.Module) -> None:
-        """Give every process the first one's buffers, such as running statistics, which each moves by its own batch."""
+        """Copy the first process's buffers to all, such as running statistics, which depend on each one's batch."""
         if self.size > 1:
             for buffer in module.buffers():
                 distributed.broadcast(buffer, src=0)
 
 
 def started() -> World | None:
-    """The world in which torchrun or srun (or `launch`) started this process; None if it was started alone."""
+    """The world in which torchrun, srun or `launch` started this process; None if it was started by itself."""
     environment = _environment()
     if environment is None:
         return None
-    size, here = environment.world_size(), os.environ.get("LOCAL_WORLD_SIZE")
-    local_size = int(here) if here else size // int(os.environ.get("SLURM_NNODES", "1"))
+    size, local = environment.world_size(), os.environ.get("LOCAL_WORLD_SIZE")
+    local_size = int(local) if local else size // int(os.environ.get("SLURM_NNODES", "1"))
     return World(environment.global_rank(), size, environment.local_rank(), local_size)
 
 
 def restarted() -> bool:
-    """Whether torchrun or SLURM started this again after a failure."""
+    """Whether torchrun or SLURM restarted this process after a failure."""
     counts = (os.environ.get("TORCHELASTIC_RESTART_COUNT"), os.environ.get("SLURM_RESTART_COUNT"))
     return any(int(count or 0) > 0 for count in counts)
 
@@ -111,7 +111,7 @@ def _environment() -> Any:
 
 
 def accelerator_of(name: str) -> str:
-    """What Lightning takes "auto" and "gpu" for."""
+    """Resolve the accelerators "auto" and "gpu" as Lightning does."""
     if name in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "cuda"
     return name if name not in ("auto", "gpu") else "cpu"
@@ -119,7 +119,7 @@ def accelerator_of(name: str) -> str:
 
 @contextlib.contextmanager
 def joined(world: World, accelerator: str) -> Iterator[None]:
-    """Be connected to the other processes: by gloo, and on GPUs by NCCL too."""
+    """Connect to the other processes, by gloo and, on GPUs, by NCCL."""
     if world.size == 1 or distributed.is_initialized():
         yield
         return
@@ -132,19 +132,19 @@ def joined(world: World, accelerator: str) -> Iterator[None]:
     )
     try:
         yield
-        distributed.barrier()  # nobody leaves while another may still speak to it
+        distributed.barrier()  # another process may still need the connection
     finally:
-        # What holds on to the connection goes first (a wrapped network, in cycles with its trainer): threads that find
-        # the interpreter gone would abort the process.
+        # Collect objects that hold the connection first (a wrapped network, in cycles with its trainer): their threads
+        # would abort the process at the interpreter's exit.
         gc.collect()
         distributed.destroy_process_group()
 
 
 def _store(world: World) -> Any:
-    """Where the processes find each other's addresses.
+    """The store with the addresses of the processes.
 
-    torchrun keeps its store when it starts processes again, and torch 2.13 would find there those of the processes that
-    are gone: every start has a place of its own.
+    torchrun keeps its store when it restarts processes, and torch 2.13 would read the addresses of ended processes from
+    it. So every start has its own prefix.
     """
     environment = _environment()
     kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -155,9 +155,9 @@ def _store(world: World) -> Any:
     return distributed.PrefixStore(f"nearfar/{start}", server)  # type: ignore[attr-defined]
 
 
-def total_norm(own: Sequence[torch.Tensor], shared: Sequence[torch.Tensor], world: World) -> torch.Tensor:
-    """The norm of gradients of which every process has its `own`, besides those that are the same everywhere."""
-    squares = sum((gradient.square().sum() for gradient in own), torch.zeros((), device=_device(own, shared)))
+def total_norm(local: Sequence[torch.Tensor], shared: Sequence[torch.Tensor], world: World) -> torch.Tensor:
+    """The norm of gradients: `local` differ by process, `shared` are the same in all of them."""
+    squares = sum((gradient.square().sum() for gradient in local), torch.zeros((), device=_device(local, shared)))
     if world.size > 1:
         distributed.all_reduce(squares)
     return torch.sqrt(squares + sum(gradient.square().sum() for gradient in shared))

@@ -1,8 +1,8 @@
-"""The papers' protocols, each with its losses: configurations to train with, and the figures they aim at.
+"""The protocols of papers, each with its losses: configurations, and the published figures.
 
     retrieval.py   CUB-200-2011, Cars196, Stanford Online Products, In-Shop
     reid.py        Market-1501, MSMT17
-    faces.py       MS-Celeb-1M and the like
+    faces.py       MS-Celeb-1M and similar data
 
     nearfar recipes                                    lists them
     nearfar recipes cub/proxy-anchor                   source, deviations, needs, and all settings
@@ -20,7 +20,7 @@ from nearfar.training.recipes.recipe import Recipe
 
 __all__ = ["Recipe", "find_recipe", "list_recipes", "recipe"]
 
-PROTOCOLS = ("-pa-protocol", "-fastreid-protocol", "-circle-protocol")  # which earlier names did not mention
+PROTOCOLS = ("-pa-protocol", "-fastreid-protocol", "-circle-protocol")  # suffixes that earlier names lacked
 
 
 def list_recipes() -> list[Recipe]:
@@ -29,7 +29,7 @@ def list_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name; the earlier name, without the protocol, will do."""
+    """Find a recipe by its name, or by its earlier name without the protocol."""
     known = {info.name: info for info in list_recipes()}
     for protocol in ("", *PROTOCOLS):
         if name + protocol in known:

@@ -1,8 +1,8 @@
 """Faces: a network with random weights, trained on MS-Celeb-1M or similar data aligned to 112 x 112 pixels.
 
-The Circle paper's table has one protocol for Circle, ArcFace and CosFace. SphereFace and the centre loss are here in
-the same protocol, so that all can be compared; their own papers trained smaller networks on less data. Every identity
-is trained on; `--test LFW` names data to measure the model on.
+The Circle paper's table has one protocol for Circle, ArcFace and CosFace. SphereFace and the centre loss use the same
+protocol here for comparison; their own papers trained smaller networks on less data. All identities are trained on;
+`--test LFW` names data to evaluate the model on.
 """
 
 from dataclasses import replace
@@ -16,13 +16,13 @@ OURS = (
     "5e-4 of everything, and class vectors of standard deviation 0.01, as usual in insightface's code",
     "the network is IResNet-34, the paper's a ResNet-34; --backbone iresnet-100 is its larger one",
 )
-OF_ANOTHER = "network, data and schedule are the Circle paper's, so that the loss's own figures, {}, are no aim here"
+OF_ANOTHER = "network, data and schedule are the Circle paper's, so the loss's own figures, {}, do not apply"
 # The code's λ = 1000 / (1 + 0.12 i) counts iterations from 1; the loss counts them from 0.
 FROM_ONE = {"base": 1000 / 1.12, "decay": 0.12 / 1.12, "power": 1.0, "lambda_min": 5.0}
 
 
 def recipes() -> list[Recipe]:
-    """The protocol with every loss."""
+    """The recipes: the protocol with every loss."""
     circle = LossConfig("CircleLoss", {"m": 0.25, "gamma": 256.0}, class_level=True)
     arcface = LossConfig("ArcFaceLoss", {"margin": 0.5, "scale": 64.0})
     cosface = LossConfig("CosFaceLoss", {"margin": 0.35, "scale": 64.0})

@@ -15,7 +15,7 @@ from nearfar.training.downloads import DATA, WEIGHTS, Download
 
 UNPUBLISHED = "no figure is published for this protocol"
 
-# A value for every setting that a recipe does not mention, so that nearfar's defaults change no recipe.
+# Values for all settings that recipes leave out, so that changes of nearfar's defaults do not affect recipes.
 PLAIN = TrainConfig(
     data=DataConfig(
         split="auto",
@@ -72,9 +72,9 @@ class Recipe:
 
     Attributes:
         name: `data/loss` has the settings of the loss's authors; `data/loss-OTHER-protocol` those of others.
-        aim: the figure that is published for this protocol, if there is one.
+        aim: the figure published for this protocol, if any.
         source: the paper and code that the settings come from.
-        ours: deviations: settings that the source has differently or does not give.
+        ours: deviations: settings that differ from the source or are not in it.
         config: all settings.
         formerly: the recipe's earlier name, or what its name stood for.
     """
@@ -88,6 +88,6 @@ class Recipe:
 
     @property
     def needs(self) -> tuple[Download, ...]:
-        """The data set, and the pretrained weights."""
+        """The data set and the pretrained weights to download."""
         data, weights = DATA[self.name.partition("/")[0]], WEIGHTS.get(self.config.model.weights)
         return (data,) if weights is None else (data, weights)

@@ -1,8 +1,8 @@
 """Person re-identification: Market-1501 and MSMT17, with the losses and networks of the Circle paper.
 
-The network is ResNet-50; with "parts", after MGN, the whole map, its two halves and its three thirds have a head each,
-whose outputs are concatenated under one loss. MGN copies the trunk's last stage for each granularity; here all share
-it.
+The network is ResNet-50. With "parts", after MGN, the whole map, its two halves and its three thirds have one head
+each, whose outputs are concatenated under one loss. MGN copies the trunk's last stage for each granularity; here all
+heads share it.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ OURS = (
     "biases and normalisations are not decayed; fast-reid's versions differ in that",
     "classes are drawn in proportion to their images; fast-reid draws all classes equally often",
     "arithmetic is 32-bit; fast-reid's is mixed",
-    "the paper does not give its protocol, so that its rank 1 of {} and mAP of {} are no aim here",
+    "the paper does not state its protocol, so its rank 1 of {} and mAP of {} do not apply",
 )
 FIGURES = {  # rank 1 and mAP
     ("market", "circle"): (94.2, 84.9),

@@ -14,7 +14,7 @@ LAST_EPOCH = "the last epoch is measured; the authors report the best epoch on t
 DRAWN = "classes are drawn in proportion to their images; the code draws all classes equally often"
 PA_PROTOCOL = "everything but loss and batches: Proxy-Anchor's code (see {}/proxy-anchor)"
 PA_RATE = "the rate is 1e-4, the default of Proxy-Anchor's code, whose 6e-4 for this data set is for its own loss"
-NOT_GIVEN = "the paper gives neither optimiser nor rates, epochs and crops, so that its R@1 of {} is no aim here"
+NOT_GIVEN = "the paper gives neither optimiser nor rates, epochs and crops, so its R@1 of {} does not apply"
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def triplet(benchmark: Benchmark) -> Recipe:
 
 
 def _in_pa_protocol(benchmark: Benchmark, loss: str, source: str, config: LossConfig, batches: str) -> Recipe:
-    """A loss of pairs, with all else as Proxy-Anchor's code has it."""
+    """A pair loss with all other settings of Proxy-Anchor's code."""
     rest = proxy_anchor(benchmark).config
     ours = [LAST_EPOCH, batches]
     optimiser = rest.optimiser

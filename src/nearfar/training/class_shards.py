@@ -1,4 +1,4 @@
-"""`spread`: a loss that sees the batch of all processes, and the parts of it that no process has whole."""
+"""Distribution of a loss over processes, and the shards of its class weights."""
 
 from collections.abc import Iterator
 
@@ -13,9 +13,9 @@ from nearfar.training.shards import Shard
 from nearfar.training.world import World
 
 
-def spread(loss: nn.Module, config: TrainConfig, world: World, device: torch.device) -> None:
-    """Have the loss, which is changed where it is, take part of the classes (`sample_rate`), and see the samples of all
-    processes; large class weights are cut, so that each has its part of them.
+def distribute_loss(loss: nn.Module, config: TrainConfig, world: World, device: torch.device) -> None:
+    """Make the loss, in place, use the samples of all processes and a share of the classes (`sample_rate`); large class
+    weights are sharded over the processes.
     """
     without_values = any(tensor.is_meta for tensor in (*loss.parameters(), *loss.buffers()))
     if not without_values:
@@ -25,23 +25,22 @@ def spread(loss: nn.Module, config: TrainConfig, world: World, device: torch.dev
             distribute(loss, sample_rate=config.sample_rate, seed=config.seed)
 
 
-def cut_tables(loss: nn.Module) -> Iterator[tuple[str, Tensor, Loss]]:
-    """The tables by classes that are saved in parts, with their names and whose they are.
+def sharded_tables(loss: nn.Module) -> Iterator[tuple[str, Tensor, Loss]]:
+    """The tables by class that are saved as shards, with their names and losses.
 
-    It depends on the loss alone, and not on the number of processes: what some number of them save in parts, any other
-    number looks for in parts.
+    They depend only on the loss and not on the number of processes, so that any number can load a checkpoint.
     """
     for prefix, part in loss.named_modules():
         if isinstance(part, Loss) and part.class_level:
             tables = {name: getattr(part, name, None) for name in TABLES}
-            there = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
-            if part.sharded or any(table.numel() > SHARDED_ABOVE for table in there.values()):
-                for name, table in there.items():
+            present = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
+            if part.sharded or any(table.numel() > SHARDED_ABOVE for table in present.values()):
+                for name, table in present.items():
                     yield f"{prefix}.{name}" if prefix else name, table, part
 
 
-def rows_here(table: Tensor) -> Tensor:
-    """What this process has of a table by classes, (rows, dimension) or (rows,), sharing its memory."""
+def local_rows(table: Tensor) -> Tensor:
+    """This process's rows of a table by class, (rows, dimension) or (rows,), sharing its memory."""
     local: Tensor = table.detach()
     if is_sharded(table):
         local = local.to_local()  # type: ignore[attr-defined]
@@ -49,7 +48,7 @@ def rows_here(table: Tensor) -> Tensor:
 
 
 def shard_of(rows: Tensor, table: Tensor, part: Loss) -> Shard:
-    """Rows that belong to those that this process has of a table, as a part of the whole."""
+    """Wrap values for this process's rows of a table as a shard of the whole table."""
     vectors = table.shape[1] if table.ndim == 3 else 1
     total = table.shape[0] * vectors
     offset = 0
