@@ -228,7 +228,7 @@ def test_mistakes(words, message, run, tmp_path, capsys):
 def test_an_unfinished_run(data, tmp_path):
     run = make_run(tmp_path / "run", data)
     (run.folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="has no model yet: nearfar train --resume"):
+    with pytest.raises(FileNotFoundError, match="has no model: nearfar train --resume"):
         export(run)
 
 
