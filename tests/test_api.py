@@ -24,6 +24,7 @@ PUBLIC = {
         "UnknownNameError",
     ),
     "nearfar.losses": (),
+    "nearfar.losses.classes": ("WithClasses",),
     "nearfar.losses.distributed": (),
     "nearfar.data": (),
     "nearfar.imaging": (),

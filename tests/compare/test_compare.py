@@ -374,7 +374,7 @@ def test_what_is_shared_is_chosen_for_the_smallest_fold() -> None:
         (patterns(classes=24, each=4).split("train"), {}, "has no test rows"),
         (patterns(classes=24, each=4), {"losses": ["Circle"]}, "did you mean CircleLoss"),
         (patterns(classes=24, each=4), {"trials": 0}, "trials must be at least 1"),
-        (patterns(classes=24, each=4), {"budget": "soon"}, "is no time"),
+        (patterns(classes=24, each=4), {"budget": "soon"}, "is not a duration"),
         (patterns(classes=24, each=4), {"budget": "10"}, "budget 10: write 10min or 10s"),
     ],
 )
@@ -401,7 +401,7 @@ def test_resuming_takes_no_options(tmp_path: Path) -> None:
         (["--losses", "Circle"], "did you mean CircleLoss"),
         (["--trails", "3"], "did you mean --trials"),
         (["--trials", "many"], "trials must be a whole number"),
-        (["--budget", "soon"], "is no time"),
+        (["--budget", "soon"], "is not a duration"),
         (["--budget", "10"], "--budget 10: write 10min or 10s"),
         (["--resume", "x", "--trials", "3"], "takes no other options"),
         (["--resume", "no/such"], "is not a comparison"),

@@ -173,7 +173,7 @@ def test_a_damaged_description_is_named(tmp_path, content):
     cache = FeatureCache(tmp_path / "cache", "k")
     cache.compute(paths, Encoder())
     (cache.folder / "about.json").write_text(content)
-    with pytest.raises(ValueError, match=r"about\.json is damaged: remove that folder"):
+    with pytest.raises(ValueError, match=r"about\.json is damaged: remove this folder"):
         cache.compute(paths, Encoder())
 
 
@@ -188,7 +188,7 @@ def test_broken_images_are_left_out_and_tried_again(tmp_path):
     cache = FeatureCache(tmp_path / "cache", "k")
     features = cache.compute(paths, encode)
     assert features.missing.tolist() == [2]
-    with pytest.raises(ValueError, match="image 2 has no feature"):
+    with pytest.raises(ValueError, match="image 2 could not be read"):
         features.take([1, 2])
     assert sorted(torch.cat([y for _, y in features.batches(batch_size=2)]).tolist()) == [0, 1, 3, 4, 5]
     assert [y.tolist() for _, y in features.batches(sampler=[[1, 2, 3]])] == [[1, 3]]
@@ -315,9 +315,9 @@ def test_a_power_cut_leaves_no_false_feature(tmp_path):
     ("rows", "message"),
     [
         (lambda n: [np.zeros((n + 1, 2), np.float32)], "at least 1 features more than there are images"),
-        (lambda n: [np.zeros((n - 1, 2), np.float32)], "gave 2 features for 3 images"),
-        (lambda n: [np.zeros(n, np.float32)], "must give features"),
-        (lambda n: [np.zeros((n, 2), np.int64)], "must give features"),
+        (lambda n: [np.zeros((n - 1, 2), np.float32)], "returned 2 features for 3 images"),
+        (lambda n: [np.zeros(n, np.float32)], "must return floating-point features"),
+        (lambda n: [np.zeros((n, 2), np.int64)], "must return floating-point features"),
     ],
 )
 def test_bad_encoders(tmp_path, rows, message):
@@ -328,11 +328,11 @@ def test_bad_encoders(tmp_path, rows, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f, p: FeatureCache(f, ""), "the key must say"),
+        (lambda f, p: FeatureCache(f, ""), "the key is empty"),
         (lambda f, p: FeatureCache(f, "k", dtype="int8"), "dtype must be"),
         (lambda f, p: FeatureCache(f, "k", identify="name"), "identify must be"),
         (lambda f, p: FeatureCache(f, "k").compute(p, Encoder(), views=0), "views must be at least 1"),
-        (lambda f, p: list(FeatureCache(f, "k").compute(p, Encoder()).batches()), "either batch_size, or sampler"),
+        (lambda f, p: list(FeatureCache(f, "k").compute(p, Encoder()).batches()), "either batch_size or sampler"),
         (
             lambda f, p: list(FeatureCache(f, "k").compute(p, Encoder()).batches([1], batch_size=1)),
             "1 labels for 2 images",

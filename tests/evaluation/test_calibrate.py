@@ -66,14 +66,14 @@ def test_is_stored_and_read_again() -> None:
     [
         ({}, "give either precision= or far="),
         ({"far": 0.1, "precision": 0.9}, "give either precision= or far="),
-        ({"far": 0.0}, "far is a share above 0"),
-        ({"far": 1.01}, "far is a share above 0 and at most 1"),
+        ({"far": 0.0}, "far must be above 0"),
+        ({"far": 1.01}, "far must be above 0 and at most 1"),
         ({"far": 0.01}, r"cannot be measured with 3 different pairs: give at least 100, or a FAR of at least 0\.333"),
-        ({"far": 0.4}, r"no threshold with a FAR of at most 0\.4 accepts a same pair: .* has a FAR of 0\.667"),
-        ({"precision": 0.9}, r"no threshold has a precision of 0\.9 on these pairs: the best has 0\.5"),
-        ({"precision": 0.0}, "precision is a share above 0"),
-        ({"precision": 1.01}, "precision is a share above 0 and at most 1"),
-        ({"precision": 0.5, "prior": 1.0}, "prior is the share of same pairs"),
+        ({"far": 0.4}, r"no threshold with a FAR of at most 0\.4 accepts a same pair: .* a FAR of at least 0\.667"),
+        ({"precision": 0.9}, r"no threshold has a precision of 0\.9 on these pairs: the highest is 0\.5"),
+        ({"precision": 0.0}, "precision must be above 0"),
+        ({"precision": 1.01}, "precision must be above 0 and at most 1"),
+        ({"precision": 0.5, "prior": 1.0}, "prior must be the share of same pairs"),
     ],
 )
 def test_what_cannot_be_promised(wish: dict, message: str) -> None:

@@ -212,7 +212,7 @@ def test_what_cannot_be_compared() -> None:
         compare(*(retrieval_metrics(X, LABELS, metrics=name, per_query=True) for name in ("recall@1", "map")))
     with pytest.raises(ValueError, match="the first has 1 runs and the second 2"):
         compare(first, [first, first])
-    with pytest.raises(ValueError, match="the classes of the 2 queries are not known"):
+    with pytest.raises(ValueError, match="the classes of the 2 queries are unknown"):
         compare(*({"per_query": {"m": np.zeros(2)}} for _ in range(2)))
     assert compare(*({"per_query": {"m": np.zeros(2)}} for _ in range(2)), labels=["a", "b"])["m"].p_value == 1.0
     other = LABELS.copy()

@@ -43,7 +43,7 @@ def test_shares_of_a_protocol_are_the_protocol() -> None:
     ("options", "message"),
     [
         ({"holds": "some"}, 'holds must be "all" or "part"'),
-        ({"similarity": "hamming"}, "search together"),
+        ({"similarity": "hamming"}, "in a distributed search"),
         ({"ties": "random"}, "ties must be"),
         ({"metrics": "nmi"}, "use clustering_metrics"),
         ({"gallery": np.ones((3, 2), np.float32)}, "go together"),

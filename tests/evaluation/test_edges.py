@@ -155,7 +155,7 @@ def test_lengths_weigh_in_templates_unless_told_otherwise() -> None:
 
 def test_what_cannot_be_clustered() -> None:
     labels = np.arange(8) // 2
-    with pytest.raises(ValueError, match="nmi cluster real vectors, not binary codes"):
+    with pytest.raises(ValueError, match="nmi need real vectors, not binary codes"):
         retrieval_metrics(pack_bits(X), labels, similarity="hamming", metrics=["nmi", "map"])
     with pytest.raises(ValueError, match="nmi and ami need embeddings, not similarities: use clustering_metrics"):
         rank_metrics(lambda part: torch.zeros(8, 8)[part], labels, metrics=["nmi", "ami"])

@@ -151,7 +151,7 @@ def test_fewer_strangers_than_the_rate_needs() -> None:
 
 def test_more_scores_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nearfar.evaluation.identification.SCORES_KEPT", 10)
-    with pytest.raises(ValueError, match="would keep 12 scores of strangers, and 10 are the most"):
+    with pytest.raises(ValueError, match="needs 12 scores of strangers, and at most 10 are kept"):
         identification_metrics(np.eye(4), [0, 0, 1, 1], distractors=np.ones((6, 4)), protocol="megaface", fars=(0.5,))
 
 
@@ -192,18 +192,18 @@ def test_fewer_unmated_searches_than_the_rate_needs() -> None:
     [
         ({"protocol": "lfw"}, 'protocol must be "gallery" or "megaface", not \'lfw\''),
         ({"protocol": "megaface", "distractors": None}, "give distractors="),
-        ({"ranks": (0, 1)}, "that begin with 1, not 0"),
-        ({"ranks": (1, 2.5)}, "whole numbers that begin with 1, not 2.5"),
-        ({"fnir_rank": -1}, "begin with 1, not -1"),
-        ({"ranks": ()}, "must name a rank"),
-        ({"fpirs": (1.5,)}, "an FPIR is a share"),
-        ({"fars": (0.1, -0.1)}, "a FAR is a share"),
-        ({"distractors": np.ones((0, 4))}, "distractors= are empty"),
-        ({"fpirs": (0.1,)}, "needs probes without a mate"),
+        ({"ranks": (0, 1)}, "from 1 up, not 0"),
+        ({"ranks": (1, 2.5)}, "whole numbers from 1 up, not 2.5"),
+        ({"fnir_rank": -1}, "from 1 up, not -1"),
+        ({"ranks": ()}, "ranks= is empty"),
+        ({"fpirs": (1.5,)}, "an FPIR must be between 0 and 1"),
+        ({"fars": (0.1, -0.1)}, "a FAR must be between 0 and 1"),
+        ({"distractors": np.ones((0, 4))}, "distractors= is empty"),
+        ({"fpirs": (0.1,)}, "fpirs= needs probes without one"),
         ({"gallery": np.eye(4)}, "gallery and gallery_labels go together"),
         ({"probe_labels": [0, 0, 1]}, "3 probe_labels for 4"),
         ({"probe_labels": [0, 1, 2, 3]}, "no probe has a mate"),
-        ({"probe_labels": [0, 0, 0, 0], "distractors": None}, "nobody to be mistaken for"),
+        ({"probe_labels": [0, 0, 0, 0], "distractors": None}, "only one label and there are no distractors"),
         ({"distractors": np.ones((3, 5))}, "distractors have 5 dimensions, but the probes 4"),
         ({"distractors": np.array([[np.nan, 1, 1, 1], [1, 1, 1, 1]])}, "1 of 2 distractors hold NaN"),
         ({"probes": np.ones((0, 4)), "probe_labels": []}, "no probe has a mate"),

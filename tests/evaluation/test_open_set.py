@@ -10,7 +10,7 @@ import torch
 
 from nearfar.evaluation import NotCalibratedError, OpenSet, calibrate_open_set
 from nearfar.evaluation.enrolment import Best, best, class_scores, templates
-from nearfar.evaluation.open_set import _found, _left_out, _threshold
+from nearfar.evaluation.open_set import _detection_rate, _left_out, _threshold
 from nearfar.evaluation.trials import folds_of, rehearse
 
 
@@ -131,7 +131,7 @@ def test_thresholds_and_classes_left_out_are_those_of_loops() -> None:
         threshold = naive_threshold(rows, rate)
         accepted = few.stranger >= _threshold(few.stranger, few.weight, rate)
         assert np.array_equal(accepted, few.stranger >= threshold)
-        assert _found(few, rate) == 0  # known have no evidence in these
+        assert _detection_rate(few, rate) == 0  # known have no evidence in these
     wanted = []
     for rate in (0.05, 0.2):
         rates = []
@@ -238,12 +238,12 @@ def test_classes_that_are_far_apart_cost_nothing() -> None:
 
 def test_too_little_is_said_so() -> None:
     x, labels = pictures(7, 6)
-    with pytest.raises(NotCalibratedError, match=r"^7 held-out classes have two pictures or more, and fewer than 8"):
+    with pytest.raises(NotCalibratedError, match=r"^only 7 held-out classes have two or more images, and at least 8"):
         calibrate_open_set(x, labels, [2] * 3)
     x, labels = pictures(8, 6, spread=1.5)
     x[:24] += 2 * np.repeat(x[24:36:12], 24, 0)[:24]  # four classes that are much like each other
     with pytest.raises(
-        NotCalibratedError, match=r"8 held-out classes are too few for a FAR of 0\.001 %: one of .* % is"
+        NotCalibratedError, match=r"8 held-out classes are too few for a FAR of 0\.001 %: ask for at least .* %"
     ):
         calibrate_open_set(x, labels, [2] * 4, far=1e-5)
 
@@ -255,7 +255,7 @@ def test_too_little_is_said_so() -> None:
         ({"far": 1.5}, "FAR"),
         ({"prior": 1}, "between 0 and 1, not 1"),
         ({"counts": []}, "at least one class"),
-        ({"counts": [0, 1]}, "at least one class, and one each"),
+        ({"counts": [0, 1]}, "at least one class with one image each"),
     ],
 )
 def test_wrong_arguments(options: dict, problem: str) -> None:

@@ -154,16 +154,20 @@ def test_large_and_small_numbers() -> None:
         ((X.astype(int), LABELS), TypeError, "floating point"),
         ((torch.from_numpy(X).to_sparse(), LABELS), TypeError, r"sparse_coo tensor: call to_dense"),
         ((np.ma.masked_array(X, X > 0.5), LABELS), TypeError, "masked array"),
-        ((X.astype(np.float64) * 1e-60, LABELS), ValueError, "60 or more of 60 .* so small that float32"),
+        (
+            (X.astype(np.float64) * 1e-60, LABELS),
+            ValueError,
+            "at least 60 of 60 .* so small that they are zero in float32",
+        ),
         ((X, np.array([[1], *range(59)], dtype=object)), TypeError, "unhashable type: 'list'.*: give integers"),
         ((X, LABELS[:59]), ValueError, "59 labels for 60 embeddings"),
-        ((X, LABELS.astype(np.float64)), TypeError, "does not hold every whole number"),
+        ((X, LABELS.astype(np.float64)), TypeError, "cannot hold every integer"),
         ((X, torch.from_numpy(LABELS).float()), TypeError, "integers or strings"),
-        ((X, LABELS[:, None]), ValueError, "one each"),
-        ((X, np.zeros(60, int)), ValueError, "nothing to mistake them for"),
+        ((X, LABELS[:, None]), ValueError, r"must be \(N,\)"),
+        ((X, np.zeros(60, int)), ValueError, "there are no negatives"),
         ((X, np.arange(60)), ValueError, "none of the 60 queries has a match"),
         ((X[:0], LABELS[:0]), ValueError, "no queries"),
-        ((X[:1], LABELS[:1]), ValueError, "nothing to mistake"),
+        ((X[:1], LABELS[:1]), ValueError, "there are no negatives"),
     ],
 )
 def test_wrong_arguments(arguments: tuple, error: type[Exception], message: str) -> None:
@@ -181,13 +185,13 @@ def test_wrong_arguments(arguments: tuple, error: type[Exception], message: str)
         ({"gallery": X.copy(), "gallery_labels": LABELS[:9]}, ValueError, "9 gallery_labels for 60 gallery embeddings"),
         ({"gallery": X.copy(), "gallery_labels": LABELS.astype(str)}, TypeError, "never be equal"),
         ({"gallery": X.copy(), "gallery_labels": LABELS, "cameras": LABELS}, ValueError, "need gallery_cameras"),
-        ({"gallery_cameras": LABELS}, ValueError, "gallery_cameras go with cameras"),
-        ({"cameras": LABELS, "gallery_cameras": LABELS}, ValueError, "go with a gallery"),
+        ({"gallery_cameras": LABELS}, ValueError, "gallery_cameras need cameras"),
+        ({"cameras": LABELS, "gallery_cameras": LABELS}, ValueError, "need a gallery"),
         ({"cameras": LABELS[:4]}, ValueError, "4 cameras for 60"),
         ({"ids": LABELS[:4]}, ValueError, "4 ids for 60"),
-        ({"gallery": X.copy(), "gallery_labels": LABELS * 0}, ValueError, "all gallery items share one label"),
+        ({"gallery": X.copy(), "gallery_labels": LABELS * 0}, ValueError, "all gallery items have the same label"),
         ({"junk": "3"}, TypeError, "junk='3' can never be equal to labels that are int64"),
-        ({"ks": 5}, TypeError, r"ks must be several whole numbers, such as \(5,\)"),
+        ({"ks": 5}, TypeError, r"ks must be a sequence of whole numbers such as \(5,\)"),
         ({"ks": (0,)}, ValueError, "whole numbers from 1 up, not 0"),
         ({"ks": (1.5,)}, ValueError, "whole numbers from 1 up, not 1.5"),
         ({"ks": (), "metrics": "recall"}, ValueError, "needs ks"),
@@ -206,7 +210,7 @@ def test_wrong_options(options: dict, error: type[Exception], message: str) -> N
 
 
 def test_wrong_scores() -> None:
-    with pytest.raises(ValueError, match=r"rows\(0:60\) gave \(60, 59\) similarities, not \(60, 60\)"):
+    with pytest.raises(ValueError, match=r"rows\(0:60\) returned \(60, 59\) similarities, not \(60, 60\)"):
         rank_metrics(lambda rows: torch.zeros(60, 59), LABELS)
     bad = torch.zeros(60, 60)
     bad[7, 3], bad[30, 1] = torch.nan, torch.inf
@@ -216,10 +220,10 @@ def test_wrong_scores() -> None:
         rank_metrics(lambda rows: bad[rows], LABELS, metrics="nmi")
     with pytest.raises(ValueError, match="ties must be"):
         rank_metrics(lambda rows: bad[rows], LABELS, ties="x")
-    with pytest.raises(TypeError, match=r"must give a torch\.Tensor, not ndarray"):
+    with pytest.raises(TypeError, match=r"must return a torch\.Tensor, not ndarray"):
         rank_metrics(lambda rows: bad[rows].numpy(), LABELS)
     for options in ({"tolerance": -1}, {"tolerance": float("nan")}, {"block": 0}):
-        with pytest.raises(ValueError, match=r"must not be negative, nor block=.* less than 1"):
+        with pytest.raises(ValueError, match=r"must not be negative, and block=.* must be at least 1"):
             rank_metrics(lambda rows: torch.zeros(60, 60)[rows], LABELS, **options)
 
 

@@ -100,7 +100,7 @@ def test_pooling_leaves_lengths_alone_where_they_count() -> None:
 
 def test_what_multi_query_needs() -> None:
     x = on_circle([0, 1, 2])
-    with pytest.raises(ValueError, match="goes with a gallery and cameras"):
+    with pytest.raises(ValueError, match="needs a gallery and cameras"):
         retrieval_metrics(x, [0, 0, 1], cameras=[1, 2, 3], multi_query="mean")
     with pytest.raises(ValueError, match="multi_query must be one of"):
         retrieval_metrics(x, [0, 0, 1], multi_query="median")

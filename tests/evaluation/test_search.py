@@ -86,9 +86,9 @@ def test_an_approximate_index_costs_something() -> None:
 
 
 def test_names_that_are_no_index() -> None:
-    with pytest.raises(ValueError, match="index='Flatt' is no FAISS index of 16 dimensions"):
+    with pytest.raises(ValueError, match="index='Flatt' is not a FAISS index of 16 dimensions"):
         retrieval_metrics(X, LABELS, index="Flatt")
-    with pytest.raises(ValueError, match="index='IVF8,Flat;probes=3' is no FAISS index"):
+    with pytest.raises(ValueError, match="index='IVF8,Flat;probes=3' is not a FAISS index"):
         retrieval_metrics(X, LABELS, index="IVF8,Flat;probes=3")
 
 
@@ -175,7 +175,7 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         {"index": "Flat"},
     ],
 )
-@pytest.mark.filterwarnings("ignore:the gallery is the queries")
+@pytest.mark.filterwarnings("ignore:the gallery is the same as the queries")
 def test_progress_adds_up(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     totals: list[int] = []

@@ -68,7 +68,7 @@ def test_what_cancels_stays_zero() -> None:
         ({"templates": [0, 1]}, "2 templates for 3 embeddings"),
         ({"media": [0, 1, 2, 3]}, "4 media for 3 embeddings"),
         ({"flipped": np.ones((3, 3))}, "flipped .* must have the shape of embeddings"),
-        ({"quality": [1, 2]}, r"quality \(2,\) must be one weight for each of the 3 embeddings"),
+        ({"quality": [1, 2]}, r"quality must have the shape \(3,\), one weight for each embedding, not \(2,\)"),
         ({"quality": [1, -2, np.nan]}, r"2 of 3 weights of quality are negative, infinite or NaN \(first: 1\)"),
         ({"embeddings": np.array([[1, 2], [np.nan, 1], [1, 2]])}, "1 of 3 embeddings hold NaN"),
         ({"embeddings": np.ones((0, 2)), "templates": [], "media": []}, "no embeddings to pool"),

@@ -51,7 +51,7 @@ CASES = [
     Case("run/held_out.npz", EVERY, "index RUN --index NEW --far 0.1", r"held_out\.npz is damaged .*: remove it"),
     Case("stopped/split.csv", EVERY, "train --resume STOPPED --quiet", r"split\.csv is damaged"),
     Case("run/curves.csv", ("rubbish", "row"), "report RUN", r"curves\.csv is damaged .*: remove"),
-    Case("run/model.safetensors", EVERY, "evaluate RUN", r"model\.safetensors is damaged or no safetensors file"),
+    Case("run/model.safetensors", EVERY, "evaluate RUN", r"model\.safetensors is damaged or not a safetensors file"),
     Case("run/model.safetensors", ("cut", "rubbish"), "embed RUN --out OUT.npz", r"model\.safetensors is damaged"),
     Case("stopped/config.yaml", ("empty", "rubbish", "list"), "train --resume STOPPED", r"config\.yaml"),
     Case("stopped/metrics.json", EVERY, "train --resume STOPPED --quiet", r"metrics\.json is damaged .*: remove"),
@@ -183,7 +183,7 @@ def test_features(ending: str, how: str, tmp_path: Path) -> None:
         return  # bytes of a row are not known to be wrong
     path.write_bytes(HOW[how](path.read_bytes()))
     if ending == "json":
-        with pytest.raises(ValueError, match=r"about\.json is damaged: remove that folder, it is computed again"):
+        with pytest.raises(ValueError, match=r"about\.json is damaged: remove this folder to compute it again"):
             FeatureCache(tmp_path, "key").compute(images, encode)
         shutil.rmtree(path.parent)
     assert np.array_equal(FeatureCache(tmp_path, "key").compute(images, encode)[:], expected)

@@ -15,7 +15,7 @@ def test_times(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "ten minutes", "10 parsecs", "min", "1..5h", ".5h", "-3min", "3min!", "1h30"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time: write 90s, 10min or 1h30min"):
+    with pytest.raises(ValueError, match="is not a duration: write 90s, 10min or 1h30min"):
         read_seconds(text)
 
 

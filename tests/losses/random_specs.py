@@ -87,7 +87,7 @@ def draw_spec(draw: random.Random, kind: str) -> LossSpec:
     if _of_cosines(spec) and draw.random() < 0.9:
         spec = spec._replace(normalize=(True, True))
     if draw.random() < 0.1:  # label smoothing, which few settings have a meaning with
-        spec = spec._replace(smoothing=0.1, average="all")
+        spec = spec._replace(smoothing=0.1, average=draw.choice(("all", "both", "positive")))
         if draw.random() < 0.7:
             spec = spec._replace(
                 combine="joint", gather=("lse", "lse"), others=False, mining=None, side_scale=(1.0, 1.0)
@@ -298,7 +298,6 @@ class Problem:
                 column = torch.where(present, self.ids - shard.first, 0)
                 pairs = ClassPairs(column, column + present.long(), shard.stop - shard.first)
             pairs.positives, pairs.negatives = positives, negatives
-            pairs.complete = bool(((positives > 0) & (negatives > 0)).all())
             pairs.spread = Spread(communicator, "columns", shard)
             return self.differentiated(lambda leaves: self._of_part(leaves, pairs, part))
 

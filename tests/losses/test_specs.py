@@ -77,6 +77,22 @@ def test_the_page_lists_every_refusal() -> None:
             assert any(message in reason for message in messages), reason
 
 
+def test_the_page_shows_a_batch_its_way() -> None:
+    """At most ten steps, whose functions are in the files that the page names."""
+    table = PAGE.read_text().partition("| step | function | file |")[2].partition("\n\n")[0]
+    steps = re.findall(r"^\| \d+\. .*? \| (.*) \| (.*) \|$", table, re.MULTILINE)
+    assert 5 <= len(steps) <= 10
+    package = Path(engine.__file__).parents[1]
+    for functions, files in steps:
+        names = [file if "/" in file else f"engine/{file}" for file in re.findall("`(.*?)`", files)]
+        paths = [path for name in names for path in (package / name, package / Path(name).name) if path.exists()]
+        source = "".join(
+            text.read_text() for path in paths for text in ([path] if path.is_file() else path.glob("*.py"))
+        )
+        for function in re.findall(r"`(?:\w+\.)?(\w+)`", functions):
+            assert re.search(rf"(def|class) {function}\b", source), f"{function} is not in {files}"
+
+
 def test_tensors_that_do_not_fit_a_spec_are_refused() -> None:
     spec = LossSpec(maps.Linear(-1.0), maps.Linear(1.0))
     samples = Plan(spec, ClassPairs.among_samples(torch.arange(3)), Spare())

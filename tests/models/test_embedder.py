@@ -92,10 +92,10 @@ def test_gem_learns_its_exponent():
         (lambda: Pooling("avg", parts=(0,)), (1, 2, 3, 3), "parts must be numbers of stripes"),
         (lambda: Pooling("cls", parts=(2,)), (1, 2, 3), "takes one token"),
         (lambda: Pooling("cls"), (1, 2, 3, 3), "needs tokens"),
-        (lambda: Pooling("avg", parts=(4,)), (1, 2, 3, 3), "3 rows high cannot be cut into 4"),
+        (lambda: Pooling("avg", parts=(4,)), (1, 2, 3, 3), "a map of 3 rows cannot be divided into 4"),
         (lambda: Pooling("avg", parts=(2,)), (1, 2, 3), "parts need a map"),
-        (lambda: Pooling("avg", parts=(2,)), (1, 2), "no map to cut"),
-        (lambda: Pooling("avg"), (1, 2, 3, 3, 3), "must give"),
+        (lambda: Pooling("avg", parts=(2,)), (1, 2), "not a map"),
+        (lambda: Pooling("avg"), (1, 2, 3, 3, 3), "must return"),
     ],
 )
 def test_bad_pooling(pooling, shape, message):
@@ -120,7 +120,7 @@ def test_pca(whiten):
     got = (torch.tensor(x) @ weight.T + bias).numpy()
     signs = np.sign((got * expected).sum(0))
     np.testing.assert_allclose(got * signs, expected, atol=1e-9)
-    with pytest.raises(ValueError, match="have no 7 principal components"):
+    with pytest.raises(ValueError, match="do not have 7 principal components"):
         pca(torch.tensor(x), 7)
 
 
@@ -228,9 +228,9 @@ def test_a_trunk_frozen_to_one_of_its_parts():
     assert {name for name, p in model.trunk.named_parameters() if p.grad is None} == fixed
     model.start_epoch(3)
     assert {name for name, p in model.trunk.named_parameters() if not p.requires_grad} == fixed
-    with pytest.raises(ValueError, match="no part 'stern' to freeze to"):
+    with pytest.raises(ValueError, match="no module 'stern' to freeze to"):
         small(freeze_to="stern")
-    with pytest.raises(ValueError, match="freeze_to goes without it"):
+    with pytest.raises(ValueError, match="leave out freeze_to"):
         small(freeze_to=part, freeze_trunk=True)
 
 
@@ -305,17 +305,17 @@ def test_parameter_groups_are_all_of_them():
     ("options", "message"),
     [
         ({"head": "conv"}, "head must be"),
-        ({"head": None, "dimension": 5}, "head=None gives the 32 features themselves, not 5"),
-        ({"head": None, "head_start": "pca"}, "head=None gives the features themselves: head_start"),
+        ({"head": None, "dimension": 5}, "head=None returns the 32 features: dimension=5 needs a head"),
+        ({"head": None, "head_start": "pca"}, "head_start='pca' needs a head"),
         ({"head_start": "zero"}, "head_start must be"),
-        ({"hidden": 5}, 'hidden goes with head="mlp"'),
-        ({"parts": (1, 2), "dimension": 10}, "cannot be shared equally by 3 parts"),
-        ({"dimension": 0}, "cannot be shared"),
+        ({"hidden": 5}, 'hidden needs head="mlp"'),
+        ({"parts": (1, 2), "dimension": 10}, "must be a positive multiple of the 3 parts"),
+        ({"dimension": 0}, "must be a positive multiple"),
         ({"warmup_epochs": -1}, "must not be negative"),
-        ({"head": "mlp", "head_start": "uniform"}, 'head_start="uniform" goes with head="linear", not \'mlp\''),
+        ({"head": "mlp", "head_start": "uniform"}, 'head_start="uniform" needs head="linear", not \'mlp\''),
         ({"freeze_batch_norm": "scales"}, 'must be True, False or "statistics"'),
         ({"batch_norm_momentum": 0}, "above 0 and at most 1"),
-        ({"freeze_trunk": True, "lora": {"r": 2}}, "does not go with freeze_trunk"),
+        ({"freeze_trunk": True, "lora": {"r": 2}}, "leave out freeze_trunk"),
     ],
 )
 def test_bad_settings(options, message):
@@ -432,9 +432,9 @@ def test_a_bug_in_a_transform_is_not_a_broken_image():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.embed(torch.zeros(3, 8, 8)), r"must be \(N, C, H, W\)"),
+        (lambda m: m.embed(torch.zeros(3, 8, 8)), r"must hold images \(N, C, H, W\)"),
         (lambda m: m.embed([], batch_size=0), "batch_size must be at least 1"),
-        (lambda m: m.embed([], max_broken=2), "max_broken is a fraction"),
+        (lambda m: m.embed([], max_broken=2), "max_broken must be a fraction"),
         (lambda m: m.embed([], output="logits"), "output must be"),
     ],
 )
@@ -444,7 +444,7 @@ def test_bad_calls(call, message):
 
 
 def test_a_folder_without_images(tmp_path):
-    with pytest.raises(ValueError, match="holds no image"):
+    with pytest.raises(ValueError, match="contains no images"):
         small().embed(tmp_path)
 
 
@@ -498,13 +498,13 @@ def test_it_loads_elsewhere(tmp_path):
 def test_modules_and_transforms_of_ones_own(tmp_path):
     model = Embedder(torch.nn.Conv2d(3, 4, 3), preprocess=SMALL, dimension=2, transform=SMALL.__call__)
     path = model.save(tmp_path)
-    with pytest.raises(ValueError, match=r"prepares its images with .* give it as transform="):
+    with pytest.raises(ValueError, match=r"was made with the transform .* give it as transform="):
         Embedder.load(path)
-    with pytest.raises(ValueError, match="a module of yours, Conv2d: give it as trunk="):
+    with pytest.raises(ValueError, match="made with a module Conv2d as trunk: give it as trunk="):
         Embedder.load(path, transform=SMALL)
     loaded = Embedder.load(path, transform=SMALL, trunk=torch.nn.Conv2d(3, 4, 3))
     assert torch.equal(loaded.trunk.weight, model.trunk.weight)
-    with pytest.raises(ValueError, match="in another shape"):
+    with pytest.raises(ValueError, match="has other shapes of"):
         Embedder.load(path, transform=SMALL, trunk=torch.nn.Conv2d(3, 4, 5))
 
 
@@ -531,10 +531,10 @@ def rewritten(path: Path, **changes) -> Path:
         ({"settings": None}, "incomplete or damaged: KeyError"),
         ({"settings": {"pool": "avg"}}, "settings need exactly"),
         ({"preprocess": {"transform": "eval", "cut": 3}}, "has no setting cut"),
-        ({"trunk": {"kind": "named", "name": "resnet"}}, "knows no trunk"),
+        ({"trunk": {"kind": "named", "name": "resnet"}}, "does not have the trunk"),
         (
             {"trunk": {"kind": "named", "name": "convnet", "options": {"width": 8}}},
-            "does not fit this network: .* in another shape",
+            "does not fit this network: .* has other shapes of",
         ),
     ],
 )
@@ -551,9 +551,9 @@ def test_damaged_files(tmp_path):
     content = path.read_bytes()
     for damaged in (b"", content[:100], content[:-10], b"\xff" * 8 + content[8:]):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+        with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
             Embedder.load(path)
-    with pytest.raises(FileNotFoundError, match="there is no model here"):
+    with pytest.raises(FileNotFoundError, match="there is no model"):
         Embedder.load(tmp_path / "nothing")
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="was not saved by nearfar"):
@@ -585,7 +585,7 @@ def test_feature_key():
     keys.append(changed.feature_key())
     assert len(set(keys)) == len(keys)
     assert small(dimension=5).feature_key() == keys[0]  # the head is not part of it
-    with pytest.raises(ValueError, match="does not say what it does"):
+    with pytest.raises(ValueError, match="does not show its settings"):
         small().feature_key(lambda image: image)
 
 

@@ -19,7 +19,7 @@ def test_outputs_sharpen_with_progress():
     assert head(1e6 * x).norm(dim=1).sub(1).abs().max() < 1e-5
     with pytest.raises(ValueError, match="fraction between 0 and 1"):
         head.set_progress(1.5)
-    with pytest.raises(ValueError, match="sharpness grows"):
+    with pytest.raises(ValueError, match="sharpness must be two positive numbers"):
         HashingHead(5, 16, (2.0, 1.0))
 
 

@@ -199,7 +199,7 @@ def test_pictures_and_folders_are_found(dogs: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no .*none\.png: give pictures"):
         asked_for([dogs / "none.png"])
     (dogs / "empty").mkdir()
-    with pytest.raises(RetrievalError, match="holds no image"):
+    with pytest.raises(RetrievalError, match="contains no images"):
         asked_for([dogs / "empty"])
 
 
@@ -232,7 +232,7 @@ def test_without_calibration_there_are_similarities_alone(dogs: Path, capsys: py
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"classes": 7}, "7 held-out classes have two pictures or more, and fewer than 8"),
+        ({"classes": 7}, "only 7 held-out classes have two or more images, and at least 8"),
         ({"open_set": False}, "held out images of classes that it was trained on"),
         ({"dimension": 4}, "are of another model: train it again"),
     ],
@@ -252,7 +252,7 @@ def test_an_index_without_classes_and_wrong_rates(dogs: Path, capsys: pytest.Cap
     assert main(["identify", str(dogs / "run"), files[0], "--far", "2"]) == 2
     assert "FAR" in capsys.readouterr().err
     assert main(["identify", str(dogs / "run"), files[0], "--prior", "1"]) == 2
-    assert "prior is the share" in capsys.readouterr().err
+    assert "prior must be the share" in capsys.readouterr().err
 
 
 def test_what_is_promised_in_words(dogs: Path) -> None:

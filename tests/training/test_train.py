@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import nearfar
 from nearfar.data import glyphs
+from nearfar.errors import MissingFileError
 from nearfar.evaluation import retrieval_metrics
 from nearfar.foundation.run_folder import RunError
 from nearfar.models import Embedder
@@ -98,6 +99,18 @@ def test_watching_the_test_rows_decides_nothing(tmp_path: Path) -> None:
     )
     best = next(row for row in rows if row["step"] == watched.metrics["best"]["step"])
     assert best["test recall@1"] == pytest.approx(watched.metrics["after"]["recall@1"])
+
+
+def test_a_lost_model_is_made_again(tmp_path: Path) -> None:
+    run = short(tmp_path / "run", epochs=1)
+    path, metrics, images = run.folder / "model.safetensors", run.metrics, [TABLE.images[row] for row in range(4)]
+    expected = run.model().embed(images)
+    path.unlink()
+    with pytest.raises(MissingFileError, match=r"has no model: nearfar train --resume .*run makes it"):
+        run.model()
+    resumed = train(TABLE, resume=run.folder, quiet=True)
+    assert resumed.metrics["after"] == metrics["after"]
+    np.testing.assert_array_equal(resumed.model().embed(images), expected)
 
 
 def test_larger_images_in_evaluation(tmp_path: Path) -> None:

@@ -1,29 +1,29 @@
-"""The numbers people publish, exact, in bounded memory.
+"""Evaluation metrics, exact and in bounded memory.
 
-embeddings, labels ──► inputs.py ──► protocols.py        who queries whom, what is a match, what is ignored
+embeddings, labels ──► inputs.py ──► protocols.py        matches and ignored items of each query
                                          │
-           vectors.py, search.py ◄───────┤               tiles of products, none of them kept
-           counting.py, ties.py          │               negatives before each match, ties against the model
+           vectors.py, search.py ◄───────┤               products in tiles, none of which is kept
+           counting.py, ties.py          │               negatives before each match; ties count against the model
                                          ▼
                                      metrics.py          functions of the ranks: recall@k, map@r, ndcg@k, …
                                          │
                                      retrieval.py        retrieval_metrics, rank_metrics
-                                     class_means.py      intervals and comparisons that hold for other classes and
-                                     student.py          runs
+                                     class_means.py      intervals and comparisons for other classes and other runs
+                                     student.py
 
-distributed.py                   the same by several processes, each with its queries or its part of the gallery
+distributed.py                   retrieval_metrics by several processes, which share the queries or the gallery
 hamming.py, approximate.py       binary codes; approximate FAISS indexes, by name
 multi_query.py, reranking.py,    re-identification: pooled queries, k-reciprocal re-ranking, query expansion, and
 neighbours.py                    lists of the nearest
 clustering.py                    NMI, AMI
 verification.py, templates.py,   faces: pairs, templates, identification, thresholds
 identification.py, calibration.py
-class_calibration.py,            a threshold for classes never seen: what it promises, the pairs that it rests on, how
-class_pairs.py,                  far these can be trusted
+class_calibration.py,            a threshold for unseen classes, with prediction intervals of its rates
+class_pairs.py,
 class_intervals.py
-enrolment.py, trials.py,         who is it, or nobody: classes with some pictures each, identification rehearsed on
-open_set.py                      held-out classes, and what follows for new ones
-diagnostics.py, spectrum.py      how an embedding lies in its space
+enrolment.py, trials.py,         open-set identification among enrolled classes, calibrated by trials on held-out
+open_set.py                      classes
+diagnostics.py, spectrum.py      geometry of an embedding
 
 >>> import torch
 >>> from nearfar.evaluation import retrieval_metrics

@@ -1,20 +1,21 @@
-"""How far FAR, TAR and precision of some classes can be trusted for other classes.
+"""Prediction intervals of FAR, TAR and precision for other classes.
 
-Pairs are not independent: one class whose pictures differ refuses many pairs, two classes that look alike accept many.
-What was drawn are classes, and so the uncertainty is that of classes. With a of n pairs accepted, s = (a + ½)/(n + 1),
+Pairs are not independent: a class of dissimilar images rejects many pairs, and two similar classes accept many. The
+sample consists of classes, so the uncertainty is that of classes. With a of n pairs accepted, s = (a + ½)/(n + 1),
 
     f = log s_different,      r = log(s_same / (1 - s_same)),      q = log s_same - log s_different
 
-each is estimated with every class c left out once (the jackknife):   J = (C-1)/C Σ_c (x_c - mean x)², and never less
-than it were if the pairs were independent, such as 1/(a + ½) for f. The figure measured on m unseen classes differs
-from that of the C known ones by both errors, so that its interval is  x ± t_{C-1} √(J + V_m).  For TAR, V_m = J·C/m.
-For FAR, the excess of false accepts of two classes is  e_ij = u_i + u_j + w_ij,  with variances U of what a class does
-and W of what two do together, from the moments of e; then
+the variance of each estimate is found by leaving out one class c at a time (the jackknife):
+J = (C-1)/C Σ_c (x_c - mean x)², but at least the variance for independent pairs, such as 1/(a + ½) for f. The rate
+measured on m unseen classes differs from that of the C known ones by both errors, so that its interval is
+x ± t_{C-1} √(J + V_m).  For TAR, V_m = J·C/m.  For FAR, the excess of false accepts of two classes is
+e_ij = u_i + u_j + w_ij,  with the variances U of the class effects and W of their interactions, estimated from the
+moments of e; then
 
-    V_m = J·(4 U/m + 2 W/(m (m-1))) / (what J estimates by these: Σ_c (k_c (k_c + 1) U + k_c W) / P²)
+    V_m = J·(4 U/m + 2 W/(m (m-1))) / (the expectation of J: Σ_c (k_c (k_c + 1) U + k_c W) / P²)
 
-with k_c classes that c is compared with, P pairs of classes. The jackknife counts W twice, which makes up for few
-classes and heavy tails: docs/LOG.md has what was measured without. Precision at a share p of same pairs is
+where class c is compared with k_c others, and P is the number of pairs of classes. The jackknife counts W twice, which
+compensates for few classes and heavy tails (measured in docs/LOG.md). Precision at a share p of same pairs is
 logistic(log(p/(1-p)) + q).
 
 References: Efron and Stein, The jackknife estimate of variance, Annals of Statistics 9 (1981); Griffing, Concept of
@@ -33,14 +34,14 @@ from nearfar.evaluation.student import quantile
 
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
-HALF = 0.5  # of a pair, so that no logarithm is infinite
+HALF = 0.5  # of a pair, added so that no logarithm is infinite
 ALL: Interval = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a threshold does, with intervals. `precision` is None if nothing is accepted; `needed` is how many classes,
-    about, would lead to an interval of precision that excludes the share of same pairs.
+    """The rates of a threshold, with intervals. `precision` is None if nothing is accepted. `needed` is the approximate
+    number of classes from which the interval of the precision excludes the share of same pairs.
     """
 
     far: float
@@ -53,12 +54,13 @@ class Rates:
 
 
 def rates(accepted: Floats, pairs: Floats, *, share: float, unseen: float, confidence: float) -> Rates:
-    """FAR, TAR, and precision at `share`, with intervals for the figures of `unseen` other classes (see above).
+    """FAR, TAR, and precision at `share`, with intervals for the rates of `unseen` other classes (see above).
 
     Args:
-        accepted, pairs: (C, C) counts, symmetric, pairs within a class on the diagonal; both kinds must be there.
-        share: of same pairs, between 0 and 1.
-        unseen: how many classes the intervals are for; infinity for the population that all of them are drawn from.
+        accepted, pairs: (C, C) symmetric counts, with the pairs within a class on the diagonal. There must be pairs of
+            the same class and of different classes.
+        share: the share of same pairs, between 0 and 1.
+        unseen: the number of classes that the intervals are for; infinity for the whole population of classes.
         confidence: such as 0.9.
     """
     has_same = np.diag(pairs) > 0
@@ -74,7 +76,7 @@ def rates(accepted: Floats, pairs: Floats, *, share: float, unseen: float, confi
     known_f, known_r = _jackknife(np.log(different.without)), _jackknife(_logit(same.without[has_same]))
     known_t = _jackknife(np.log(same.without))
     known_q = _jackknife(np.log(same.without) - np.log(different.without))
-    missing = max(0.0, 1 / (different.accepted + HALF) - known_f)  # few false accepts: as if they were independent
+    missing = max(0.0, 1 / (different.accepted + HALF) - known_f)  # the bound for independent pairs
     known_f, known_q = known_f + missing, known_q + missing
     known_r = max(known_r, 1 / (same.accepted + HALF) + 1 / (same.pairs - same.accepted + HALF))
 
@@ -103,7 +105,7 @@ def rates(accepted: Floats, pairs: Floats, *, share: float, unseen: float, confi
 
 
 class _LeftOut:
-    """Accepted pairs and all pairs, of all classes and of all but each; a pair belongs to `ends` classes."""
+    """Counts of accepted and of all pairs, in total and without each class. A pair belongs to `ends` classes."""
 
     def __init__(self, accepted: Floats, pairs: Floats, ends: int):
         by_class, pairs_by_class = (x if x.ndim == 1 else x.sum(1) for x in (accepted, pairs))
@@ -114,7 +116,7 @@ class _LeftOut:
 
 
 def _between(accepted: Floats, pairs: Floats) -> tuple[Floats, Floats]:
-    """The counts of different classes alone."""
+    """The counts of pairs of different classes."""
     return accepted - np.diag(np.diag(accepted)), pairs - np.diag(np.diag(pairs))
 
 
@@ -127,7 +129,7 @@ def _jackknife(values: Floats) -> float:
 
 
 def unseen_over_known(accepted: Floats, pairs: Floats, unseen: float) -> float:
-    """V_m / J of log FAR, from the counts of different classes."""
+    """V_m / J of log FAR, from the counts of pairs of different classes."""
     if math.isinf(unseen):
         return 0.0
     class_pairs = np.count_nonzero(pairs) / 2
@@ -136,26 +138,26 @@ def unseen_over_known(accepted: Floats, pairs: Floats, unseen: float) -> float:
     of_class, of_pair = components(accepted - accepted.sum() / pairs.sum() * pairs, compared)
     estimated = float((compared * (compared + 1)).sum() * of_class + compared.sum() * of_pair) / class_pairs**2
     if estimated == 0:
-        return class_pairs / unseen_pairs  # no false accepts: all that is known are pairs
-    # The logarithm of what few classes add up to is skewed: with few unseen ones W counts for up to twice.
+        return class_pairs / unseen_pairs  # without false accepts, the classes do not differ
+    # The logarithm of a sum over few classes is skewed: with few unseen classes W counts up to twice.
     skew = 2 - min(1.0, unseen / np.count_nonzero(compared))
     return (4 * of_class / unseen + skew * of_pair / unseen_pairs) / estimated
 
 
 def components(excess: Floats, k: Floats) -> tuple[float, float]:
-    """U and W, neither negative, from Σ_c (Σ_d e_cd)² and Σ_{c<d} e_cd², whose expectations they make up; Σ e = 0."""
+    """U and W, clipped at 0, by matching the expectations of Σ_c (Σ_d e_cd)² and Σ_{c<d} e_cd²; Σ e = 0."""
     pairs, squares, cubes = k.sum() / 2, (k**2).sum(), (k**3).sum()
     by_class, by_pair = float((excess.sum(1) ** 2).sum()), float((excess**2).sum() / 2)
     a, b = (k * (k + 1)).sum() - 4 * cubes / pairs + (squares / pairs) ** 2, k.sum() - squares / pairs
     c, d = 2 * pairs - squares / pairs, pairs - 1
     determinant = a * d - b * c
-    if determinant <= 1e-9 * a * d:  # folds of two classes, which do not tell the two apart
+    if determinant <= 1e-9 * a * d:  # folds of two classes cannot separate U from W
         return 0.0, by_pair / max(d, 1.0)
     return max(0.0, (by_class * d - by_pair * b) / determinant), max(0.0, (a * by_pair - c * by_class) / determinant)
 
 
 def _around(point: float, ends: Any, pairs: float) -> Interval:
-    """Shares without the half pairs, as of `pairs` pairs; 0 or 1 where it is less than one."""
+    """Remove the half pairs from the ends of an interval for `pairs` pairs, and clip it to [0, 1]."""
     low, high = (min(1.0, max(0.0, x if math.isinf(pairs) else x + HALF * (2 * x - 1) / pairs)) for x in ends)
     return min(point, low), max(point, high)
 
@@ -169,7 +171,7 @@ def _logistic(x: float) -> float:
 
 
 def in_percent(share: float) -> str:
-    """With two digits, or three near 100 %.
+    """Format a share with two digits, or more near 100 %.
 
     >>> in_percent(0.0123), in_percent(0.957), in_percent(0.9957), in_percent(0.0003)
     ('1.2 %', '96 %', '99.57 %', '0.03 %')
@@ -178,7 +180,8 @@ def in_percent(share: float) -> str:
 
 
 def range_in_percent(interval: Interval) -> str:
-    """
+    """Format an interval of shares.
+
     >>> range_in_percent((0.0, 0.25))
     '0 to 25 %'
     """

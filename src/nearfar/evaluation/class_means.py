@@ -1,24 +1,24 @@
-"""How far a mean over queries can be trusted for other classes, and for other runs of what made it.
+"""Confidence intervals of a mean over queries, for other classes and other training runs.
 
-Queries of one class resemble each other, and all queries of a run share that run. So what was drawn are C classes and S
-runs. The mean m of a run moves by (m_c − m) n_c / (Q − n_c) when class c with n_c of the Q queries is left out, so that
-class c stands for the value (the jackknife's)
+Queries of one class resemble each other, and so do the queries of one run. The sample therefore consists of C classes
+and S runs. Leaving out class c, with n_c of the Q queries, moves the mean m of a run by (m_c − m) n_c / (Q − n_c). So
+the jackknife's value of class c is
 
-    y_c = m + (C−1) n_c / (Q − n_c) · (m_c − m)             its mean m_c, where all classes have as many queries
+    y_c = m + (C−1) n_c / (Q − n_c) · (m_c − m)             its mean m_c, if all classes have as many queries
 
-Of the table y_sc, with mean squares M_run of the runs' means, M_class of the classes' and M_rest of what remains,
-the mean is off by two independent errors,
+The table y_sc has the mean squares M_run of the runs, M_class of the classes and M_rest of the residuals. The error of
+the mean is the sum of two independent errors,
 
-    √(M_run / (S C)) · T_{S−1}                               what differs from run to run
-    √((M_class − M_rest)₊ / (S C)) · T_{C−1}                 what classes add to that
+    √(M_run / (S C)) · T_{S−1}                               the variation between runs
+    √((M_class − M_rest)₊ / (S C)) · T_{C−1}                 the variation between classes
 
-and with a single run by √(M_class / C) · T_{C−1}. T is Student's; an interval, and the p-value of a mean that may be
-0, are those of the sum. Where one error is small, this is Student's interval of the other; in between it is rather too
-wide (as in Behrens and Fisher's problem), and with two runs by far, since two runs tell little. A difference between
-two models on the same queries is such a mean: its runs are paired, the first of one with the first of the other.
+and with a single run √(M_class / C) · T_{C−1}, where T is Student's t. Intervals, and p-values of the hypothesis that
+the mean is 0, are those of the sum. If one error is small, the interval is Student's interval of the other. Otherwise
+it is somewhat too wide (as in the Behrens-Fisher problem), and much too wide with two runs, which determine a variance
+poorly. A difference between two models on the same queries is such a mean, with the runs of both paired in order.
 
 References: Searle, Casella and McCulloch, Variance Components (1992), chapter 4, for the table; Efron and Stein, The
-jackknife estimate of variance, Annals of Statistics 9 (1981). docs/LOG.md has what covered worse.
+jackknife estimate of variance, Annals of Statistics 9 (1981). docs/LOG.md lists methods with worse coverage.
 """
 
 import math
@@ -35,23 +35,23 @@ from nearfar.evaluation import student
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 CONFIDENCE = 0.95
-MOST_RUNS, MOST_CLASSES = 20, 10  # runs, and times as many classes, beyond which nobody is told to go
+MOST_RUNS, MOST_CLASSES = 20, 10  # limits of `ClassMean.needed`: runs, and times the number of classes
 
 
 def check_confidence(confidence: float) -> None:
-    """A probability."""
+    """Raise `InputError` if `confidence` is not a probability."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence must be between 0 and 1, such as 0.95, not {confidence}")
 
 
 def interval_note(classes: int) -> str:
-    """What is said of intervals wherever they are shown."""
-    return f"95 % intervals: what other classes of this kind would give, judging by these {classes:,}"
+    """The note shown next to intervals."""
+    return f"95 % intervals for other classes of this kind, estimated from these {classes:,}"
 
 
 @dataclass(frozen=True)
 class ClassMean:
-    """A mean over queries, and the mean squares of its runs and classes (see above); `of_rest` is 0 of a single run."""
+    """A mean over queries, with the mean squares M_run, M_class and M_rest (0 for a single run), see above."""
 
     value: float
     runs: int
@@ -62,28 +62,28 @@ class ClassMean:
 
     @property
     def errors(self) -> tuple[student.Error, ...]:
-        """Of the mean: of runs, if there are several, and of classes."""
+        """The errors of the mean: that of the runs, if there are several, and that of the classes."""
         cells = self.runs * self.classes
         of_classes = math.sqrt(max(0.0, self.of_classes - self.of_rest) / cells), self.classes - 1
         return ((math.sqrt(self.of_runs / cells), self.runs - 1), of_classes) if self.runs > 1 else (of_classes,)
 
     def half_width(self, confidence: float = CONFIDENCE) -> float:
-        """Of the interval; infinite if there is a single class."""
+        """Half the width of the interval; infinite if there is a single class."""
         return student.half_width(self.errors, confidence) if self.classes > 1 else math.inf
 
     def interval(self, confidence: float = CONFIDENCE, limits: Interval = (-math.inf, math.inf)) -> Interval:
-        """Where the mean of all classes lies, and of all runs; within `limits`."""
+        """The interval of the mean over all classes and runs, clipped to `limits`."""
         width = self.half_width(confidence)
         return max(limits[0], self.value - width), min(limits[1], self.value + width)
 
     @property
     def p_value(self) -> float:
-        """How often a mean so far from 0, or further, would come about if it were 0 for all classes and runs."""
+        """The p-value of the hypothesis that the mean over all classes and runs is 0."""
         return student.beyond(abs(self.value), self.errors) if self.classes > 1 else 1.0
 
     def needed(self, level: float) -> tuple[int | None, int | None]:
-        """How many runs with these classes, and how many classes with these runs, would lead to a p-value below
-        `level`, if the mean stays what it is; None where neither that nor a few times more would.
+        """The number of runs with these classes, and the number of classes with these runs, that would lead to a
+        p-value below `level` if the mean and the variances stay the same; None beyond MOST_RUNS and MOST_CLASSES.
         """
         if self.classes < 2 or self.value == 0:
             return None, None
@@ -94,16 +94,16 @@ class ClassMean:
         return runs, classes
 
     def _expected(self, runs: int, classes: int) -> float:
-        """The p-value of so many runs and classes, with the variances that these have."""
+        """The p-value with other numbers of runs and classes, if the mean and the variances stay the same."""
         run = max(0.0, self.of_runs - self.of_rest) / self.classes
-        own = max(0.0, self.of_classes - self.of_rest) / self.runs
+        class_ = max(0.0, self.of_classes - self.of_rest) / self.runs
         of_runs = math.sqrt(run / runs + self.of_rest / (runs * classes)), runs - 1
-        of_classes = math.sqrt(own / classes), classes - 1
+        of_classes = math.sqrt(class_ / classes), classes - 1
         return student.beyond(abs(self.value), (of_runs, of_classes) if runs > 1 else (of_classes,))
 
 
 def _first(enough: Any, low: int, high: int) -> int | None:
-    """The least number above `low` that is enough, as all above it are."""
+    """The least number in (low, high] that is enough, if all larger ones are; None if there is none."""
     if low >= high or not enough(high):
         return None
     while high - low > 1:
@@ -113,11 +113,11 @@ def _first(enough: Any, low: int, high: int) -> int | None:
 
 
 def class_mean(values: Floats, labels: NDArray[Any]) -> ClassMean:
-    """The mean of values (queries,), or of several runs (runs, queries), and what it rests on.
+    """The mean of values (queries,), or of the values of several runs (runs, queries).
 
     Args:
         values: without NaN.
-        labels: (queries,) their classes.
+        labels: (queries,) class of each query.
     """
     table = np.atleast_2d(values)
     _, group = np.unique(labels, return_inverse=True)
@@ -127,7 +127,7 @@ def class_mean(values: Floats, labels: NDArray[Any]) -> ClassMean:
     if classes < 2:
         return ClassMean(float(means.mean()), runs, classes, 0.0, 0.0, 0.0)
     sums = np.stack([np.bincount(group, row) for row in table])
-    y = (classes - 1) * (sums - sizes * means[:, None]) / (queries - sizes)  # less the run's mean
+    y = (classes - 1) * (sums - sizes * means[:, None]) / (queries - sizes)  # minus the run's mean
     by_class = y.mean(0) - y.mean()
     of_classes = runs * float((by_class**2).sum()) / (classes - 1)
     if runs == 1:
@@ -146,19 +146,19 @@ def class_mean(values: Floats, labels: NDArray[Any]) -> ClassMean:
 def intervals(
     values: Mapping[str, Floats], labels: NDArray[Any], confidence: float = CONFIDENCE
 ) -> dict[str, tuple[float, float]]:
-    """Of each metric's mean over queries, for other classes; queries whose value is NaN are left out."""
-    found = {}
+    """The interval of each metric's mean over queries, for other classes. Queries with NaN are left out."""
+    result = {}
     for name, value in values.items():
         used = ~np.isnan(value)
-        found[name] = class_mean(value[used], labels[used]).interval(confidence, (0.0, 1.0))
-    return found
+        result[name] = class_mean(value[used], labels[used]).interval(confidence, (0.0, 1.0))
+    return result
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a metric between two models, on the same queries: second − first, with its interval `ci` and its p-value.
+    """The difference of a metric between two models on the same queries: second − first.
 
-    Both are for other classes than these `classes`, and other runs, where there were several `runs` of each.
+    The interval `ci` and the p-value are for other classes, and for other runs if there were several `runs` of each.
     """
 
     first: float
@@ -182,19 +182,21 @@ def compare(
     confidence: float = CONFIDENCE,
     seed: int | None = None,
 ) -> dict[str, Difference]:
-    """Whether the second model is better than the first: every metric that both have.
+    """Compare two models in every metric that both results have.
 
     Args:
-        first, second: what `retrieval_metrics` returned with `per_query=True`, for the same queries in the same order;
-            or a list of as many such results each, of several runs: then the difference holds for other runs, too.
-        labels: the queries' classes, for results that do not say them.
-        confidence: of the interval.
-        resamples, seed: without effect, since nothing is drawn any more.
+        first, second: the results of `retrieval_metrics` with `per_query=True` for the same queries in the same order;
+            or two lists of results of the same number of runs, so that the difference holds for other runs, too.
+        labels: the classes of the queries, if the results do not have them.
+        confidence: confidence of the intervals.
+        resamples, seed: ignored, for compatibility; the computation is deterministic.
     """
     check_confidence(confidence)
     sides = [[side] if isinstance(side, Mapping) else list(side) for side in (first, second)]
     if not sides[0] or len(sides[0]) != len(sides[1]):
-        raise InputError(f"the first has {len(sides[0])} runs and the second {len(sides[1])}: give as many of each")
+        raise InputError(
+            f"the first has {len(sides[0])} runs and the second {len(sides[1])}: give the same number of each"
+        )
     for name, side in zip(("first", "second"), sides, strict=True):
         if any("per_query" not in result for result in side):
             raise InputError(f"the {name} result has no per-query values: call retrieval_metrics with per_query=True")
@@ -209,15 +211,15 @@ def compare(
         )
     labels = sides[0][0].get("query_labels") if labels is None else np.asarray(labels)
     if labels is None or len(labels) != counts[0]:
-        raise InputError(f"the classes of the {counts[0]} queries are not known: give them as labels")
+        raise InputError(f"the classes of the {counts[0]} queries are unknown: pass them as labels")
     used = ~np.isnan(results[0][shared[0]])
     if any(not np.array_equal(used, ~np.isnan(result[shared[0]])) for result in results):
         raise InputError("the two excluded different queries: compare two models on the same queries and labels")
-    found = {}
+    differences = {}
     for name in shared:
         left, right = (np.stack([result["per_query"][name][used] for result in side]) for side in sides)
         mean = class_mean(right - left, labels[used])
         interval = mean.interval(confidence, (-1.0, 1.0))
         values = float(left.mean()), float(right.mean()), mean.value
-        found[name] = Difference(*values, interval, mean.p_value, mean.classes, mean.runs)
-    return found
+        differences[name] = Difference(*values, interval, mean.p_value, mean.classes, mean.runs)
+    return differences

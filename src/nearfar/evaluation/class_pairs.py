@@ -1,6 +1,6 @@
-"""Pairs of images as pairs of classes: every cosine, with the two classes it lies between.
+"""The cosines of all pairs of images, with their classes.
 
-Rows of different folds are never compared: another model embedded each fold, and their spaces have nothing in common.
+Rows of different folds are never compared, because different models embedded them into unrelated spaces.
 """
 
 import math
@@ -15,12 +15,12 @@ from nearfar.evaluation import inputs
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-PAIRS = 2_000_000  # beyond so many, images are drawn: the classes decide how much is known, not the pairs
+PAIRS = 2_000_000  # more pairs are sampled: the accuracy depends on the number of classes, not of pairs
 
 
 @dataclass(frozen=True)
 class ClassPairs:
-    """n pairs of images: scores (n,), and the classes 0..C-1 of both, first (n,) and second (n,)."""
+    """n pairs of images: their scores (n,) and the classes 0..C-1 of both images, first (n,) and second (n,)."""
 
     scores: npt.NDArray[np.float32]
     first: Ints
@@ -30,12 +30,12 @@ class ClassPairs:
 
     @property
     def same(self) -> npt.NDArray[np.bool_]:
-        """Which pairs are of one class, (n,)."""
+        """(n,) whether each pair is of one class."""
         same: npt.NDArray[np.bool_] = self.first == self.second
         return same
 
     def counts(self, threshold: float) -> tuple[Floats, Floats]:
-        """How many pairs of each two classes score at least `threshold`, and how many there are: both (C, C) and
+        """The numbers of pairs with a score of at least `threshold`, and of all pairs, by class. Both are (C, C) and
         symmetric, with the pairs within a class on the diagonal.
         """
         return self._count(self.scores >= threshold), self._count(np.ones(len(self.scores), np.bool_))
@@ -47,17 +47,17 @@ class ClassPairs:
 
 
 def class_pairs(embeddings: Any, labels: Any, fold: Any = None, *, seed: int = 0) -> ClassPairs:
-    """All pairs of rows of one fold. Rows that hold NaN or infinity are left out.
+    """All pairs of rows within each fold. Rows with NaN or infinity are left out.
 
-    If there are more than two million pairs, every class keeps as many of its images, drawn, as lead to that; with more
-    than a thousand classes of two images, classes are drawn too.
+    If there are more than two million pairs, the images of each class are sampled down to about that number; with more
+    than a thousand classes of two images, classes are sampled too.
 
     Args:
-        embeddings: (N, D) numbers of any length; or binary codes, booleans or integers of 0 and 1, a bit a dimension,
-            which are taken as -1 and 1, so that the cosine is 1 - 2·(bits that differ)/D.
-        labels: (N,) the class of each row.
-        fold: (N,) which model embedded each row; without it, one did all.
-        seed: of the drawing.
+        embeddings: (N, D) of any norm; or binary codes, one bit per dimension, as booleans or integers 0 and 1, which
+            are taken as -1 and 1, so that the cosine is 1 - 2·(differing bits)/D.
+        labels: (N,) class of each row.
+        fold: (N,) the model that embedded each row; by default the same model embedded all rows.
+        seed: the seed of the sample.
     """
     source, finite = _vectors(embeddings)
     names = inputs.labels(labels, len(finite), "labels")
@@ -65,7 +65,7 @@ def class_pairs(embeddings: Any, labels: Any, fold: Any = None, *, seed: int = 0
     rows = np.flatnonzero(finite)
     code = inputs.encode(names[rows], None, "labels")[0]
     part = inputs.encode(folds[rows], None, "fold")[0]
-    rows, code, part = _drawn(rows, code, part, np.random.default_rng(seed))
+    rows, code, part = _sample(rows, code, part, np.random.default_rng(seed))
     code = np.unique(code, return_inverse=True)[1].astype(np.int64)
     scores, first, second = [], [], []
     for number in range(int(part.max(initial=-1)) + 1):
@@ -96,20 +96,20 @@ def _vectors(embeddings: Any) -> tuple[inputs.Rows, npt.NDArray[np.bool_]]:
 _WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
-def _drawn(rows: Ints, code: Ints, part: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """At most about PAIRS pairs: fewer images of each class, and only then fewer classes."""
+def _sample(rows: Ints, code: Ints, part: Ints, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """Sample rows with about PAIRS pairs at most: first fewer images of each class, then fewer classes."""
     if _pairs(part) <= PAIRS:
         return rows, code, part
     order = rng.permutation(len(rows))
-    order = order[np.argsort(code[order], kind="stable")]  # class by class, each in a drawn order
+    order = order[np.argsort(code[order], kind="stable")]  # class by class, each in random order
     starts = np.searchsorted(code[order], np.arange(code.max() + 1))
-    place = np.empty(len(rows), np.int64)  # of a row among those of its class
-    place[order] = np.arange(len(rows)) - starts[code[order]]
-    few, many = 2, int(place.max()) + 1
+    position = np.empty(len(rows), np.int64)  # of a row in its class
+    position[order] = np.arange(len(rows)) - starts[code[order]]
+    few, many = 2, int(position.max()) + 1
     while few < many:
         images = (few + many + 1) // 2
-        few, many = (images, many) if _pairs(part[place < images]) <= PAIRS else (few, images - 1)
-    kept = place < few
+        few, many = (images, many) if _pairs(part[position < images]) <= PAIRS else (few, images - 1)
+    kept = position < few
     share = math.sqrt(PAIRS / max(1, _pairs(part[kept])))
     if share < 1:
         names = np.unique(code)

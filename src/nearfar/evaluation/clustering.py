@@ -1,4 +1,4 @@
-"""Do clusters found without labels agree with the classes? NMI and AMI of k-means."""
+"""NMI and AMI of the classes and a k-means clustering."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +19,17 @@ def clustering_metrics(
 ) -> dict[str, float]:
     """NMI and AMI of the classes and a k-means clustering with as many clusters as there are classes.
 
-        nmi = 2 I(classes; clusters) / (H(classes) + H(clusters))          (the arithmetic mean, as most papers have it)
+        nmi = 2 I(classes; clusters) / (H(classes) + H(clusters))          (arithmetic mean, as in most papers)
         ami = (I − E[I]) / (mean of the entropies − E[I])                  (E: over clusterings of the same sizes)
 
-    NMI grows with the number of clusters, even of random ones: compare it only on the same data. AMI does not, but
-    takes time that grows with the square of the number of classes.
+    NMI grows with the number of clusters, even if they are random: compare it only on the same data. AMI does not, but
+    its time grows with the square of the number of classes.
 
     Args:
         embeddings: (N, D); held in memory as float32.
-        labels: (N,), of any type but floating point.
+        labels: (N,) integers, strings or other values, but not floats.
         normalize: cluster unit vectors.
-        seed: of k-means.
+        seed: the seed of k-means.
     """
     try:
         import faiss
@@ -40,7 +40,7 @@ def clustering_metrics(
         ) from None
     for name in metrics:
         if name not in CLUSTERING:
-            raise InputError(f"there is no clustering metric {name!r}: there are {' and '.join(CLUSTERING)}")
+            raise InputError(f"there is no clustering metric {name!r}: the metrics are {' and '.join(CLUSTERING)}")
     rows = Rows(embeddings, "embeddings", "cpu")
     classes, _ = encode(checked_labels(labels, len(rows), "labels"), None, "labels")
     if len(rows) == 0:

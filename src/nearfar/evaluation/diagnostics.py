@@ -1,6 +1,6 @@
-"""What an embedding looks like, beyond its score: how classes lie, how the space is used, and who is near everybody.
+"""Diagnostics of an embedding: distances within and between classes, use of the space, and hubs.
 
-Everything is a function of cosines, s, of unit vectors; squared distances are 2 - 2s.
+All are functions of the cosines s of unit vectors; squared distances are 2 - 2s.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from nearfar.evaluation.ties import TIED
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
 ROUNDING = 1e-6  # of a cosine distance
-SIMILARITIES_AT_A_TIME = 2**23  # 32 MB, of which there are a few
-TIED_AT_A_TIME = 2**22  # similarities of rows whose neighbours tie
-SAMPLES_AT_A_TIME = 2**14  # whose classes are summed
+SIMILARITIES_AT_A_TIME = 2**23  # a block of 32 MB; a few exist at a time
+TIED_AT_A_TIME = 2**22  # similarities of rows with tied neighbours
+SAMPLES_AT_A_TIME = 2**14  # samples of the classes summed together
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Similarities of ordered pairs (anchor, other): how many lie between `edges[i]` and `edges[i + 1]`."""
+    """Numbers of ordered pairs (anchor, other) with a similarity between `edges[i]` and `edges[i + 1]`."""
 
     edges: npt.NDArray[np.float64]  # (bins + 1,) from -1 to 1
     positive: Counts  # (bins,) pairs of one class
@@ -37,40 +37,40 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Hubness:
-    """How often points are among the k nearest of others. The occurrences of all points sum to k times the anchors.
+    """How often points are among the k nearest neighbours of others. The occurrences sum to k times the anchors.
 
-    Where several points tie for the last places, they share them, so that a collapsed set has no hubs.
+    Points that tie for the last places share them, so that a collapsed embedding has no hubs.
     """
 
     k: int
     occurrences: npt.NDArray[np.float64]  # (N,)
-    skewness: float  # of the occurrences; 0 if everybody is as popular as everybody else
-    hub_share: float  # of all places, those taken by hubs: points with at least twice the mean occurrence
-    orphan_share: float  # of all points, those that are nobody's neighbour
+    skewness: float  # of the occurrences; 0 if all points occur equally often
+    hub_share: float  # share of all neighbours that are hubs: points with at least twice the mean occurrence
+    orphan_share: float  # share of the points that are not a neighbour of any other
 
 
 @dataclass(frozen=True)
 class Density:
     """Cosine distances within and between classes (Roth et al., ICML 2020, arXiv 2002.08473)."""
 
-    intra: float  # mean over the classes with two samples or more of the mean distance of two of its samples
-    inter: float  # mean distance of two class centres, the normalised means
+    intra: float  # mean distance of two samples of a class, averaged over the classes with at least two
+    inter: float  # mean distance of two class centres (normalised means)
 
     @property
     def ratio(self) -> float:
-        """intra / inter: low for classes that are tight and far apart; NaN if the centres are one, but for rounding."""
+        """intra / inter: low for compact, well separated classes; NaN if the centres coincide up to rounding."""
         return self.intra / self.inter if self.inter > ROUNDING else float("nan")
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` finds. NaN stands where there is nothing to measure (one class only, no two samples of one)."""
+    """The result of `diagnose`. Values that are undefined (one class only, no two samples of a class) are NaN."""
 
     samples: int
     classes: int
     dimension: int
     zero_vectors: int
-    anchors: Counts  # (A,) the rows that the per-sample values and the histogram are of
+    anchors: Counts  # (A,) the rows of the per-sample values and the histogram
     histogram: Histogram
     hardest_positive: Floats  # (A,) lowest similarity to a sample of the same class
     easiest_positive: Floats  # (A,) highest
@@ -82,7 +82,7 @@ class Diagnosis:
     hubness: Hubness
 
     def summary(self) -> dict[str, float]:
-        """The single numbers."""
+        """The scalar results."""
         return {
             "samples": self.samples,
             "classes": self.classes,
@@ -112,21 +112,21 @@ def diagnose(
     progress: bool | None = None,
     device: torch.device | str | None = None,
 ) -> Diagnosis:
-    """Diagnose labelled embeddings: exact, over all pairs, in blocks of rows.
+    """Diagnose labelled embeddings exactly, over all pairs, in blocks of rows.
 
-    Memory: one float32 copy of the embeddings and a few blocks of 32 MB. Time grows with the square of the samples:
-    `anchors` bounds it.
+    Memory: one float32 copy of the embeddings and a few blocks of 32 MB. The time grows with the square of the number
+    of samples, unless `anchors` bounds it.
 
     Args:
-        embeddings: (N, D), a tensor, an array or a memory map; brought to unit length.
+        embeddings: (N, D), a tensor, an array or a memory map; normalised to unit length.
         labels: (N,) numbers or strings.
-        bins: of the histogram of similarities.
-        k: neighbours, for hubness.
-        anchors: compare only so many rows, drawn without replacement with `seed`, with all others. The histogram,
-            uniformity, the per-sample values and hubness are then those of the drawn rows; alignment, density and the
-            spectrum are exact still.
-        progress: show a bar; None: on a terminal, if it takes long.
-        device: where to compute; that of `embeddings` if it is a tensor, else the CPU.
+        bins: the number of bins of the histogram of similarities.
+        k: the number of neighbours for hubness.
+        anchors: the number of rows that are compared with all others, drawn without replacement with `seed`. The
+            histogram, uniformity, the per-sample values and hubness are then those of the drawn rows; alignment,
+            density and the spectrum remain exact.
+        progress: whether to show a bar; None shows it on a terminal if the computation takes long.
+        device: the device of the computation; by default that of `embeddings` if it is a tensor, else the CPU.
     """
     rows = inputs.Rows(embeddings, "embeddings", device)
     n = len(rows)
@@ -135,7 +135,7 @@ def diagnose(
     if bins < 1 or k < 1 or (anchors is not None and anchors < 1):
         raise InputError(f"bins, k and anchors must be at least 1, not {bins}, {k} and {anchors}")
     codes, _ = inputs.encode(inputs.labels(labels, n, "labels"), None, "labels")
-    order = np.argsort(codes, kind="stable")  # so that the positives of some rows stand together
+    order = np.argsort(codes, kind="stable")  # so that the positives of consecutive rows are in one range
     x, codes = rows.normalized(order), codes[order]
     drawn = np.arange(n)
     if anchors is not None and anchors < n:
@@ -144,10 +144,10 @@ def diagnose(
     step = max(1, SIMILARITIES_AT_A_TIME // n)
     with Progress(len(drawn) * n, "diagnosis", progress) as bar:
         for start in range(0, len(drawn), step):
-            some = drawn[start : start + step]
-            pairs.add(some)
-            bar(len(some) * n)
-    original = np.argsort(order[drawn])  # the anchors as they were given
+            block = drawn[start : start + step]
+            pairs.add(block)
+            bar(len(block) * n)
+    original = np.argsort(order[drawn])  # the anchors in the caller's order
     hardest_positive, easiest_positive, hardest_negative = (
         torch.cat(parts).cpu().numpy()[original]
         for parts in (pairs.hardest_positive, pairs.easiest_positive, pairs.hardest_negative)
@@ -174,7 +174,7 @@ def diagnose(
 
 
 class _AllPairs:
-    """What is gathered from blocks of anchors, each compared with all rows."""
+    """Statistics accumulated over blocks of anchors, each compared with all rows."""
 
     def __init__(self, x: Tensor, codes: Counts, bins: int, k: int):
         self.x, self.k, self.bins = x, k, bins
@@ -191,26 +191,26 @@ class _AllPairs:
 
     def add(self, anchors: Counts) -> None:
         index = torch.from_numpy(anchors).to(self.x.device)
-        own = torch.arange(len(index), device=index.device)
+        row = torch.arange(len(index), device=index.device)
         s = products(self.x[index], self.x).clamp_(-1, 1)
-        itself = s[own, index]
+        itself = s[row, index]
         self.all += self._histogram(s) - self._histogram(itself)
         self.potential += _potential(s) - _potential(itself[:, None])
-        s[own, index] = -torch.inf
+        s[row, index] = -torch.inf
         self.occurrences += _occurrences(s, self.k)
         # Rows are sorted by class: the positives of these anchors are in one range of columns.
         first, last = int(self.starts[anchors[0]]), int(self.ends[anchors[-1]])
         near = s[:, first:last]
         same = self.codes[index, None] == self.codes[first:last]
-        same[own, index - first] = False
+        same[row, index - first] = False
         self.positive += self._histogram(near[same])
         self.easiest_positive.append(_or_nan(near.masked_fill(~same, -torch.inf).amax(1)))
         self.hardest_positive.append(_or_nan(near.masked_fill(~same, torch.inf).amin(1)))
-        near.masked_fill_(same, -torch.inf)  # in s
+        near.masked_fill_(same, -torch.inf)  # changes s, of which it is a view
         self.hardest_negative.append(_or_nan(s.amax(1)))
 
     def _histogram(self, similarities: Tensor) -> Counts:
-        # In pieces that float32 counts exactly.
+        # float32 counts are exact in pieces of this size.
         counts = np.zeros(self.bins, dtype=np.int64)
         flat = similarities.flatten()
         for start in range(0, len(flat), 2**24):
@@ -219,7 +219,7 @@ class _AllPairs:
 
 
 def _potential(s: Tensor) -> float:
-    """Σ exp(-2 d²), d² = 2 - 2s; rows in float32, their sums in float64."""
+    """Σ exp(-2 d²) with d² = 2 - 2s, summed over rows in float32 and then in float64."""
     return float((s - 1).mul_(4).exp_().sum(1).double().sum())
 
 
@@ -228,7 +228,7 @@ def _or_nan(values: Tensor) -> Tensor:
 
 
 def _occurrences(s: Tensor, k: int) -> Tensor:
-    """How often each column is among the k largest of a row, tied ones sharing the last places."""
+    """How often each column is among the k largest of a row. Tied columns share the last places."""
     total = torch.zeros(s.shape[1], dtype=torch.float64, device=s.device)
     values, columns = s.topk(min(k + 1, s.shape[1]), dim=1)
     last = values[:, k - 1 : k]
@@ -259,7 +259,7 @@ def _hubness(occurrences: npt.NDArray[np.float64], k: int) -> Hubness:
 
 
 def _classes(x: Tensor, codes: Counts) -> tuple[float, Density]:
-    """Alignment and density from the sums of the classes alone: Σ_{i≠j} x_i·x_j = |Σ x|² - Σ |x|²."""
+    """Alignment and density, from the sums of the classes: Σ_{i≠j} x_i·x_j = |Σ x|² - Σ |x|²."""
     bounds = np.r_[0, np.flatnonzero(np.diff(codes)) + 1, len(codes)]
     similarity = pairs = intra = centres_squared = 0.0
     of_several = 0
@@ -292,7 +292,7 @@ def _classes(x: Tensor, codes: Counts) -> tuple[float, Density]:
 
 
 def _groups(bounds: Counts) -> list[slice]:
-    """Classes that are summed together."""
+    """Ranges of classes that are summed together."""
     starts = [0]
     for number in range(1, len(bounds) - 1):
         if bounds[number + 1] - bounds[starts[-1]] > SAMPLES_AT_A_TIME:

@@ -1,12 +1,12 @@
-"""Retrieval metrics computed by several processes together, equal to those of one process in every digit.
+"""Retrieval metrics computed by several processes, identical to those of one process.
 
-    holds="all"     every process has all embeddings; each searches for its share of the queries
-    holds="part"    every process has a part of the embeddings (what it has embedded), which stays where it is: the
-                    queries travel, some at a time, and each process counts the negatives of its own part
+    holds="all"     every process has all embeddings and searches for a share of the queries
+    holds="part"    every process has a part of the embeddings, which is never sent; the queries are sent to all
+                    processes in blocks, and each process counts the negatives of its part
 
-The second is for galleries that do not fit into one machine. It is exact because counting falls into parts: a match's
-rank is its place among the matches, whose similarities are few and are sent around, and the number of negatives before
-it, which is the sum of what the processes count (see `search.py`).
+The second is for galleries that do not fit into one machine. It is exact because counts add up: the rank of a match is
+its position among the matches, whose few similarities are gathered, plus the number of negatives before it, which is
+the sum over the processes (see `search.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,26 +59,25 @@ def distributed_retrieval_metrics(
     memory_budget: int = MEMORY_BUDGET,
     tile: int = TILE,
 ) -> dict[str, Any]:
-    """What `retrieval_metrics` gives for the embeddings of all processes; every process calls it and gets it.
+    """`retrieval_metrics` of the embeddings of all processes. Every process calls it and gets the result.
 
     Args:
-        holds: "all": every process gives the same embeddings, labels and the like, whole. "part": each gives its own,
-            of any number; together, in the order of their ranks, they are the whole.
-        group: of `torch.distributed`; by default all processes.
+        holds: "all" if every process passes all embeddings and labels; "part" if each passes a part of any size. The
+            parts are joined in the order of the ranks.
+        group: a group of `torch.distributed`; by default all processes.
         similarity: "cosine", "dot" or "l2"; codes ("hamming") are small enough for one machine.
-        progress: show a bar, in the first process.
+        progress: whether to show a bar, in the first process.
 
-    The others are as in `retrieval_metrics`, which has more: approximate indexes, pooled queries, clustering.
+    The other arguments are those of `retrieval_metrics`. Approximate indexes, pooled queries and clustering are not
+    supported.
     """
     wanted = definitions.names(metrics, ks)
     if clusters := [name for name in wanted if name in CLUSTERING]:
-        raise InputError(f"{' and '.join(clusters)} cluster on one machine: use clustering_metrics")
+        raise InputError(f"{' and '.join(clusters)} cannot be distributed: use clustering_metrics in one process")
     if holds not in ("all", "part"):
         raise InputError(f'holds must be "all" or "part", not {holds!r}')
     if similarity not in ("cosine", "dot", "l2"):
-        raise InputError(
-            f'similarity must be "cosine", "dot" or "l2" where processes search together, not {similarity!r}'
-        )
+        raise InputError(f'similarity must be "cosine", "dot" or "l2" in a distributed search, not {similarity!r}')
     if ties not in ("pessimistic", "optimistic"):
         raise InputError(f'ties must be "pessimistic" or "optimistic", not {ties!r}')
     if ci:
@@ -97,21 +96,21 @@ def distributed_retrieval_metrics(
         "gallery_ids": gallery_ids,
     }
     if holds == "part":
-        columns = {name: ranks.joined(values) for name, values in columns.items()}
+        columns = {name: ranks.join(values) for name, values in columns.items()}
     protocol = Protocol(**columns, junk=junk)
     with Progress(
-        protocol.queries * protocol.gallery // ranks.size, "retrieval", progress if ranks.own == 0 else False
+        protocol.queries * protocol.gallery // ranks.size, "retrieval", progress if ranks.rank == 0 else False
     ) as bar:
         options: dict[str, Any] = {"memory_budget": memory_budget, "tile": tile, "progress": bar}
         if holds == "all":
-            values = _of_own_queries(rows, searched, protocol, similarity, ties, wanted, ranks, options)
+            values = _by_queries(rows, searched, protocol, similarity, ties, wanted, ranks, options)
         else:
-            parts = _over_own_gallery(rows, searched, protocol, similarity, ties, ranks, options)
+            parts = _by_gallery(rows, searched, protocol, similarity, ties, ranks, options)
             values = values_of(parts, wanted, protocol.queries)
     return summary(values, protocol.query_labels, ci, confidence, per_query)
 
 
-def _of_own_queries(
+def _by_queries(
     rows: Rows,
     searched: Rows,
     protocol: Protocol,
@@ -121,15 +120,16 @@ def _of_own_queries(
     ranks: "_Ranks",
     options: dict[str, Any],
 ) -> dict[str, Floats]:
-    own = np.array_split(np.arange(protocol.queries), ranks.size)[ranks.own]
-    left = Vectors(Rows(rows.read(own, torch.float32), "embeddings"), similarity, gallery=False)
+    """The metrics of all queries; each process computes those of a share of the queries."""
+    queries = np.array_split(np.arange(protocol.queries), ranks.size)[ranks.rank]
+    left = Vectors(Rows(rows.read(queries, torch.float32), "embeddings"), similarity, gallery=False)
     right = Vectors(searched, similarity, gallery=True)
-    found = exact_ranks(left, right, Share(protocol, own), ties, **options) if len(own) else ()
-    values = values_of(found, wanted, len(own))
-    return {name: ranks.gathered(torch.from_numpy(value)).numpy() for name, value in values.items()}
+    blocks = exact_ranks(left, right, Share(protocol, queries), ties, **options) if len(queries) else ()
+    values = values_of(blocks, wanted, len(queries))
+    return {name: ranks.gather(torch.from_numpy(value)).numpy() for name, value in values.items()}
 
 
-def _over_own_gallery(
+def _by_gallery(
     rows: Rows,
     searched: Rows,
     protocol: Protocol,
@@ -138,21 +138,22 @@ def _over_own_gallery(
     ranks: "_Ranks",
     options: dict[str, Any],
 ) -> Iterator[tuple[Ints, Ranks]]:
+    """Yield blocks of queries with their ranks; each process searches its part of the gallery."""
     counts = ranks.counts(len(searched))
     if not counts.all():
-        raise InputError(f"process {int(counts.argmin())} has nothing to search in: every process needs a part")
-    last = int(counts[: ranks.own + 1].sum())
+        raise InputError(f"process {int(counts.argmin())} has no gallery: every process needs a part of it")
+    last = int(counts[: ranks.rank + 1].sum())
     columns = slice(last - len(searched), last)
     right = Vectors(searched, similarity, gallery=True)
-    begins = int(ranks.counts(len(rows))[: ranks.own].sum())  # this process's queries, among all
+    offset = int(ranks.counts(len(rows))[: ranks.rank].sum())  # of this process's queries among all
     at_a_time = max(options["tile"], options["memory_budget"] // 2 // (4 * rows.dimension))
     for part in parts_of(protocol.queries, at_a_time):
-        mine = slice(*np.clip((part.start - begins, part.stop - begins), 0, len(rows)).tolist())
-        travelling = Rows(ranks.gathered(rows.float32(mine)), "embeddings")
+        local = slice(*np.clip((part.start - offset, part.stop - offset), 0, len(rows)).tolist())
+        queries = Rows(ranks.gather(rows.float32(local)), "embeddings")
         share = Share(protocol, np.arange(part.start, part.stop), columns)
-        left = Vectors(travelling, similarity, gallery=False)
-        for some, found in exact_ranks(left, right, share, ties, across=ranks, **options):
-            yield part.start + some, found
+        left = Vectors(queries, similarity, gallery=False)
+        for block, block_ranks in exact_ranks(left, right, share, ties, across=ranks, **options):
+            yield part.start + block, block_ranks
 
 
 class _Ranks(Across):
@@ -161,42 +162,42 @@ class _Ranks(Across):
     def __init__(self, group: distributed.ProcessGroup | None):
         if not distributed.is_initialized():
             raise StateError(
-                "there are no other processes: call torch.distributed.init_process_group first, or use "
+                "torch.distributed is not initialised: call torch.distributed.init_process_group first, or use "
                 "retrieval_metrics"
             )
-        self.group, self.own, self.size = group, distributed.get_rank(group), distributed.get_world_size(group)
+        self.group, self.rank, self.size = group, distributed.get_rank(group), distributed.get_world_size(group)
 
-    def counts(self, own: int) -> Ints:
-        """What each process has."""
-        found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        distributed.all_gather(found, torch.tensor([own]), group=self.group)
-        return torch.cat(found).numpy()
+    def counts(self, count: int) -> Ints:
+        """The counts of all processes."""
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        distributed.all_gather(counts, torch.tensor([count]), group=self.group)
+        return torch.cat(counts).numpy()
 
-    def gathered(self, rows: Tensor) -> Tensor:
-        """The rows (n, ...) of all processes, one after the other; n may differ."""
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows (n, ...) of all processes in the order of their ranks; n may differ."""
         counts = self.counts(len(rows))
         padded = rows.new_zeros(int(counts.max()), *rows.shape[1:])
         padded[: len(rows)] = rows
         received = [torch.empty_like(padded) for _ in range(self.size)]
         distributed.all_gather(received, padded, group=self.group)
-        return torch.cat([own[:count] for own, count in zip(received, counts.tolist(), strict=True)])
+        return torch.cat([part[:count] for part, count in zip(received, counts.tolist(), strict=True)])
 
-    def joined(self, values: Any) -> NDArray[Any] | None:
-        """Labels and the like of all processes."""
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, None if values is None else inputs.to_numpy(values), group=self.group)
-        if any(part is None for part in found):
-            if not all(part is None for part in found):
-                raise InputError("some processes gave labels, cameras or ids that others did not")
+    def join(self, values: Any) -> NDArray[Any] | None:
+        """The labels, cameras or ids of all processes."""
+        parts: list[Any] = [None] * self.size
+        distributed.all_gather_object(parts, None if values is None else inputs.to_numpy(values), group=self.group)
+        if any(part is None for part in parts):
+            if not all(part is None for part in parts):
+                raise InputError("some processes pass labels, cameras or ids that others do not: pass them in all")
             return None
-        kinds = {part.dtype.kind for part in found}
+        kinds = {part.dtype.kind for part in parts}
         if len(kinds) > 1:
-            found = [part.astype(object) for part in found]  # a number is no word, whoever gave it
-        return np.concatenate(found)
+            parts = [part.astype(object) for part in parts]  # otherwise numpy would turn numbers into strings
+        return np.concatenate(parts)
 
     def total(self, counts: Tensor) -> Tensor:
         distributed.all_reduce(counts, group=self.group)
         return counts
 
     def union(self, row: Ints, bound: Tensor) -> tuple[Ints, Tensor]:
-        return self.gathered(torch.from_numpy(row)).numpy(), self.gathered(bound)
+        return self.gather(torch.from_numpy(row)).numpy(), self.gather(bound)

@@ -1,13 +1,13 @@
-"""Classes that are enrolled, each with some pictures, and how like them another picture is.
+"""Scores of images against enrolled classes.
 
     template:  s_c(x) = x · normalize( Σ_{i in c} e_i )      nearest:  s_c(x) = max_{i in c} x · e_i
 
-for unit vectors x and e_i. A template, one vector for the class, is the better the more its pictures look alike; the
-nearest picture suits classes that look different from different sides. The *evidence* for the best class is
+for unit vectors x and e_i. A template is one vector for the class and suits classes of similar images; the nearest
+image suits classes with several distinct views. The *evidence* for the best class is
 
     v = s_1 − ½ s_2
 
-its score less half the runner-up's: what is like two enrolled classes is likely to be neither.
+its score minus half the runner-up's: an image that resembles two enrolled classes probably belongs to neither.
 """
 
 from typing import Literal, NamedTuple
@@ -20,15 +20,15 @@ Integers = npt.NDArray[np.int64]
 Rule = Literal["template", "nearest"]
 RULES: tuple[Rule, ...] = ("template", "nearest")
 RUNNER_UP = 0.5
-"""The runner-up's part in the evidence. On photographs of birds and on glyphs, a half finds more at false accept rates
-of 1 % and 10 % than none of it or all of it; and the threshold then hardly depends on the number of classes.
+"""The weight of the runner-up in the evidence. On birds and glyphs, 0.5 identifies more images at false accept rates of
+1 % and 10 % than 0 or 1, and makes the threshold nearly independent of the number of classes.
 """
 
 
 class Best(NamedTuple):
-    """Of each probe the best class and the runner-up: (P,) places among the classes, and their scores.
+    """The best class and the runner-up of each probe: (P,) class indices and scores.
 
-    With one class alone, the runner-up is -1, and its score 0.
+    With a single class, the runner-up is -1 with score 0.
     """
 
     place: Integers
@@ -48,11 +48,11 @@ def evidence(score: Floats, runner_up_score: Floats) -> Floats:
 
 
 def templates(vectors: Floats, places: Integers, classes: int) -> Floats:
-    """(classes, D): the sum of the unit vectors of each class, of unit length again; zero where they cancel.
+    """(classes, D): the normalised sum of the vectors of each class; zero if they cancel.
 
     Args:
         vectors: (N, D), of unit length.
-        places: (N,) the class of each, from 0 to classes − 1.
+        places: (N,) class index of each vector.
     """
     sums = np.zeros((classes, vectors.shape[1]), np.float64)
     np.add.at(sums, places, vectors)
@@ -61,11 +61,11 @@ def templates(vectors: Floats, places: Integers, classes: int) -> Floats:
 
 
 def class_scores(probes: Floats, vectors: Floats, places: Integers, classes: int, rule: Rule) -> Floats:
-    """(P, classes): how like each class each probe is. Every class has a picture.
+    """(P, classes): the score of each probe for each class. Every class must have a vector.
 
     Args:
         probes: (P, D), vectors: (N, D), all of unit length.
-        places: (N,) the class of each vector.
+        places: (N,) class index of each vector.
     """
     if rule == "template":
         return probes @ templates(vectors, places, classes).T
@@ -75,7 +75,7 @@ def class_scores(probes: Floats, vectors: Floats, places: Integers, classes: int
 
 
 def best(scores: Floats) -> Best:
-    """The two highest of each row of scores (P, G), G at least 1."""
+    """The two highest scores of each row (P, G), G at least 1."""
     rows = np.arange(len(scores))
     first = scores.argmax(1)
     score = scores[rows, first]

@@ -1,7 +1,7 @@
 """Binary codes, packed eight bits to a byte, as vectors of +1 and −1.
 
-Their inner product is bits − 2 · (Hamming distance), a whole number that float32 holds exactly: so codes go the same
-way as embeddings do, and ties, which are everywhere among codes, are exact.
+Their inner product is bits − 2 · (Hamming distance), an integer that float32 holds exactly. So codes are searched like
+embeddings, and ties, which are frequent, are exact.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from nearfar.evaluation.inputs import Part, Rows
 
 
 class Codes:
-    """Packed codes (N, bytes), uint8: a tensor, an array or a memory map; what `Rows` is for embeddings."""
+    """Packed codes (N, bytes), uint8: a tensor, an array or a memory map. The counterpart of `Rows`."""
 
     def __init__(self, source: Any, name: str, device: torch.device | str | None = None):
         if not isinstance(source, Tensor | np.ndarray):
@@ -24,7 +24,7 @@ class Codes:
         if source.dtype not in (torch.uint8, np.uint8):
             raise InputTypeError(
                 f'{name} are {source.dtype}, but similarity="hamming" takes packed codes, uint8: pack_bits({name}) '
-                "makes them of real numbers"
+                "converts real vectors"
             )
         if source.ndim != 2 or source.shape[1] == 0:
             raise InputError(f"{name} must be (N, bytes), not {tuple(source.shape)}")
@@ -37,34 +37,34 @@ class Codes:
         return len(self.source)
 
     def packed(self, part: Part) -> NDArray[np.uint8]:
-        """Some of them, as they are."""
+        """The packed codes of some rows."""
         if isinstance(self.source, Tensor):
             index = part if isinstance(part, slice) else torch.from_numpy(part).to(self.source.device)
             return self.source[index].cpu().numpy()
         return np.ascontiguousarray(self.source[part])
 
     def float32(self, part: Part) -> Tensor:
-        """Some of them, as vectors of +1 and −1."""
+        """Some rows as vectors of +1 and −1."""
         bits = np.unpackbits(self.packed(part), axis=1)
         return torch.from_numpy(bits).to(self.device).float().mul_(2).sub_(1)
 
 
 def signs(embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 where a number is above 0, else −1: codes as vectors. Rows of NaN stay what they are."""
-    found = np.where(embeddings > 0, np.float32(1), np.float32(-1))
-    found[np.isnan(embeddings)] = np.nan
-    return found
+    """1 where a number is above 0, else −1; NaN stays NaN."""
+    result = np.where(embeddings > 0, np.float32(1), np.float32(-1))
+    result[np.isnan(embeddings)] = np.nan
+    return result
 
 
 def on_grid(cosines: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """Cosines of `signs` without rounding errors, 1 − 2 · (Hamming distance) / bits, so that equal distances tie."""
+    """Round cosines of `signs` to 1 − 2 · (Hamming distance) / bits, so that equal distances tie."""
     return np.asarray(np.rint(cosines * np.float32(bits)) / np.float32(bits), np.float32)
 
 
 def pack_bits(embeddings: Any) -> NDArray[np.uint8]:
     """The signs of embeddings (N, D) as packed codes (N, ⌈D/8⌉): a bit is 1 where the number is above 0.
 
-    Where D is no multiple of 8, bits of 0 are added to all: distances stay what they are.
+    If D is not a multiple of 8, all codes are padded with zero bits, which does not change distances.
     """
     rows = Rows(embeddings, "embeddings", "cpu")
     codes = np.empty((len(rows), -(-rows.dimension // 8)), np.uint8)

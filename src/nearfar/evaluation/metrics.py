@@ -1,8 +1,7 @@
-"""Retrieval metrics as pure functions of the ranks at which every query's matches stand.
+"""Retrieval metrics as functions of the ranks of every query's matches.
 
 A query with R matches (gallery items of its class) has their ranks r_1 < r_2 < … < r_R, counted from 1 among the items
-that are not ignored for it. Every metric here is a function of these ranks alone, `hits(k)` being the number of ranks
-up to k:
+that are not ignored for it. Every metric is a function of these ranks only; `hits(k)` is the number of ranks up to k:
 
     recall@k        1 if r_1 ≤ k, else 0            (the re-identification literature's CMC at rank k)
     precision@k     hits(k) / k
@@ -15,7 +14,7 @@ up to k:
     mrr             1 / r_1
     minp            R / r_R                          (Ye et al., Deep Learning for Person Re-identification, 2021)
 
-A match that an approximate search did not find has the rank NOT_FOUND: it adds nothing.
+A match that an approximate search missed has the rank NOT_FOUND and contributes 0.
 """
 
 import re
@@ -40,8 +39,8 @@ CLUSTERING = ("nmi", "ami")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of the matches of some queries: `rank` (P,) rises within each query, `query` (P,) says whose it is,
-    `matches` (Q,) is R, `place` (P,) is i = 1 … R.
+    """The ranks of the matches of some queries: `rank` (P,) ascends within each query, `query` (P,) is the query of
+    each match, `place` (P,) is i = 1 … R, and `matches` (Q,) is R.
     """
 
     query: Ints
@@ -51,29 +50,29 @@ class Ranks:
 
     @classmethod
     def of(cls, rank: Ints, matches: Ints) -> "Ranks":
-        """From ranks that stand query after query."""
+        """Make it from ranks that are ordered by query."""
         query = np.repeat(np.arange(len(matches)), matches)
         first = np.cumsum(matches) - matches
         return cls(query, np.arange(len(rank)) - first[query] + 1, rank, matches)
 
     def sum(self, which: NDArray[np.bool_], values: Floats | None = None) -> Floats:
-        """Per query, of the values (P,) of some matches; without values, how many these are. NaN for queries without a
-        match.
+        """The sum of the values (P,) of the selected matches of each query, or their number without values. NaN for
+        queries without a match.
         """
-        some = np.flatnonzero(which)
-        weights = None if values is None else values[some]
-        total = np.bincount(self.query[some], weights, minlength=len(self.matches))
+        selected = np.flatnonzero(which)
+        weights = None if values is None else values[selected]
+        total = np.bincount(self.query[selected], weights, minlength=len(self.matches))
         return np.where(self.matches > 0, total, np.nan)
 
     @cached_property
     def found(self) -> NDArray[np.bool_]:
-        """Whether each match was."""
+        """(P,) whether each match was found."""
         found: NDArray[np.bool_] = self.rank != NOT_FOUND
         return found
 
     @cached_property
     def precision(self) -> Floats:
-        """At each match; 0 where it was not found."""
+        """(P,) the precision at each match; 0 if it was not found."""
         return np.where(self.found, self.place / self.rank, 0.0)
 
 
@@ -83,12 +82,12 @@ def recall(ranks: Ranks, k: int) -> Floats:
 
 
 def precision(ranks: Ranks, k: int) -> Floats:
-    """The share of matches among the first k (of k, even if the gallery is smaller)."""
+    """The number of matches among the first k, divided by k even if the gallery is smaller."""
     return ranks.sum(ranks.rank <= k) / k
 
 
 def ndcg(ranks: Ranks, k: int) -> Floats:
-    """Discounted cumulative gain of the first k, against the best possible; a match gains 1, anything else 0."""
+    """Discounted cumulative gain of the first k relative to the best possible; matches have gain 1, others 0."""
     hits = ranks.rank <= k
     gain = np.zeros(len(hits))
     gain[hits] = 1 / np.log2(ranks.rank[hits] + 1.0)
@@ -99,7 +98,7 @@ def ndcg(ranks: Ranks, k: int) -> Floats:
 
 
 def map_at_r(ranks: Ranks) -> Floats:
-    """Average precision that stops at rank R and divides by R."""
+    """Average precision over the ranks up to R, divided by R."""
     return ranks.sum(ranks.rank <= ranks.matches[ranks.query], ranks.precision) / ranks.matches
 
 
@@ -109,23 +108,23 @@ def r_precision(ranks: Ranks) -> Floats:
 
 
 def average_precision(ranks: Ranks) -> Floats:
-    """The mean precision at the hits."""
+    """The mean of the precisions at the matches."""
     return ranks.sum(ranks.found, ranks.precision) / ranks.matches
 
 
 def average_precision_trapezoid(ranks: Ranks) -> Floats:
-    """The area under the precision-recall curve by the trapezoidal rule, as Market-1501's code has it."""
+    """The area under the precision-recall curve by the trapezoidal rule, as in Market-1501's code."""
     before = np.where(ranks.rank > 1, (ranks.place - 1) / np.maximum(ranks.rank - 1, 1), 1.0)
     return ranks.sum(ranks.found, (before + ranks.precision) / 2) / ranks.matches
 
 
 def reciprocal_rank(ranks: Ranks) -> Floats:
-    """1 / the rank of the first match."""
+    """1 / rank of the first match."""
     return ranks.sum(ranks.place == 1, ranks.precision)
 
 
 def inverse_negative_penalty(ranks: Ranks) -> Floats:
-    """R / the rank of the last match, the hardest."""
+    """R / rank of the last match."""
     return ranks.sum(ranks.place == ranks.matches[ranks.query], ranks.precision)
 
 
@@ -141,9 +140,9 @@ _WHOLE: dict[str, Callable[[Ranks], Floats]] = {
 
 
 def names(metrics: str | Iterable[str] | None, ks: Sequence[int]) -> list[str]:
-    """What was asked for, spelt out: "recall" is recall at each of `ks`; None is everything but nmi and ami."""
+    """The full names of metrics: "recall" stands for recall at each of `ks`, None for all but nmi and ami."""
     if not isinstance(ks, Iterable):
-        raise InputTypeError(f"ks must be several whole numbers, such as ({ks!r},), not {ks!r}")
+        raise InputTypeError(f"ks must be a sequence of whole numbers such as ({ks!r},), not {ks!r}")
     ks = tuple(ks)
     for k in ks:
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
@@ -152,23 +151,23 @@ def names(metrics: str | Iterable[str] | None, ks: Sequence[int]) -> list[str]:
         metrics = (*AT_K, *WHOLE)
     elif isinstance(metrics, str):
         metrics = (metrics,)
-    found: dict[str, None] = {}
+    full: dict[str, None] = {}
     for name in metrics:
         if name in AT_K:
             if not ks:
                 raise InputError(f'"{name}" needs ks, such as ks=(1, 10), or a name such as "{name}@1"')
-            found |= dict.fromkeys(f"{name}@{int(k)}" for k in ks)
+            full |= dict.fromkeys(f"{name}@{int(k)}" for k in ks)
         elif name in WHOLE or name in CLUSTERING or re.fullmatch(rf"({'|'.join(AT_K)})@[1-9]\d*", name):
-            found[name] = None
+            full[name] = None
         else:
             known = [*(f"{n}@{k}" for n in AT_K for k in ks), *AT_K, *WHOLE, *CLUSTERING]
             listed = f"{', '.join(AT_K)} (with ks, or as recall@1), {', '.join((*WHOLE, *CLUSTERING))}"
             raise InputError(f"there is no metric {name!r}: {suggestion(str(name), known, f'there are {listed}')}")
-    return list(found)
+    return list(full)
 
 
 def evaluate(ranks: Ranks, wanted: Sequence[str]) -> dict[str, Floats]:
-    """Each metric of each query (Q,); NaN for queries without a match."""
+    """The values (Q,) of each metric; NaN for queries without a match."""
     values = {}
     for name in wanted:
         if name in _WHOLE:

@@ -1,4 +1,4 @@
-"""Person re-identification with several pictures to a query."""
+"""Pools the queries of person re-identification by person and camera."""
 
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ ROWS_AT_A_TIME = 2**13
 def pool_queries(
     rows: Rows, labels: NDArray[Any], cameras: NDArray[Any], how: Pooling, *, normalize: bool
 ) -> tuple[Tensor, NDArray[Any], NDArray[Any]]:
-    """One query for each pair of label and camera, in the order in which the pairs first come up.
+    """Pool queries into one for each pair of label and camera, in the order of first occurrence.
 
-    Its vector is the mean or the maximum, coordinate by coordinate, of its pictures' vectors, which are of unit length
-    first if `normalize`, lest the longest decide.
+    Its vector is the coordinate-wise mean or maximum of its images' vectors. With `normalize` these are scaled to unit
+    length first, so that long vectors do not dominate.
 
     Returns the vectors, their labels and their cameras.
     """

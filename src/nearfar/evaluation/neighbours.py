@@ -1,4 +1,4 @@
-"""Who is whose neighbour within one set, in bounded memory: lists of the nearest, never an (N, N) matrix."""
+"""Lists of nearest neighbours within a set, in bounded memory, without an (N, N) matrix."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 SIMILARITIES_AT_A_TIME = 2**25  # 128 MB
-NUMBERS_AT_A_TIME = 2**20  # gathered by pair_products: few enough to stay in the cache
+NUMBERS_AT_A_TIME = 2**20  # gathered by pair_products, small enough for the CPU's cache
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Of every row of a set of N: `indices` (N, k) of the nearest rows, itself first, then by falling similarity, the
-    lower index first where similarities are equal; `farthest` (N,) is the lowest similarity in its row.
+    """The nearest rows of every row of a set of N: `indices` (N, k) starts with the row itself and then descends in
+    similarity, with the lower index first among equals; `farthest` (N,) is the lowest similarity to any row.
     """
 
     indices: npt.NDArray[np.int64]
@@ -23,9 +23,7 @@ class Neighbours:
 
 
 def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """left @ right.T, of float32. On the CPU by numpy, whose library of matrix products is the faster one there on the
-    machines this was measured on.
-    """
+    """`left @ right.T` for float32. On the CPU numpy computes it, which was faster than torch where it was measured."""
     if left.device.type == "cpu":
         store = None if out is None else out.numpy()
         return torch.from_numpy(np.matmul(left.numpy(), right.numpy().T, out=store))
@@ -49,13 +47,12 @@ def pair_products(x: Tensor, left: npt.NDArray[np.int64], right: npt.NDArray[np.
 def neighbours(x: Tensor, k: int, progress: Callable[[int], None] = lambda rows: None) -> Neighbours:
     """The k nearest rows (itself included) of every row of x (N, D), by inner product; all rows if there are fewer.
 
-    Similarities are symmetric: each strip of rows is compared only with itself and what follows, and is searched along
-    its rows and along its columns. `progress` is told how many products have been settled since the last time: N² in
-    all.
+    Similarities are symmetric, so each strip of rows is compared only with itself and later rows, and searched along
+    rows and columns. `progress` is called with the number of products of each strip, N² in total.
     """
     n = len(x)
     k = min(k, n)
-    best = torch.empty(n, 0, device=x.device)  # of the rows from `start` on: the nearest among the rows before
+    best = torch.empty(n, 0, device=x.device)  # nearest earlier rows of the rows from `start` on
     indices = torch.empty(n, 0, dtype=torch.int64, device=x.device)
     lowest = torch.full((n,), torch.inf, device=x.device)
     result = Neighbours(np.empty((n, k), dtype=np.int64), np.empty(n, dtype=np.float32))
@@ -67,7 +64,7 @@ def neighbours(x: Tensor, k: int, progress: Callable[[int], None] = lambda rows:
         strip = products(x[start:stop], x[start:], store[: height * width].view(height, width))
         lowest = torch.minimum(lowest, strip.amin(0))
         result.farthest[start:stop] = torch.minimum(lowest[:height], strip.amin(1)).cpu().numpy()
-        strip.diagonal().fill_(torch.inf)  # first in its own list, whatever has the same vector
+        strip.diagonal().fill_(torch.inf)  # a row comes before its duplicates
         merged = _merge(best[:height], indices[:height], strip, start, k)
         result.indices[start:stop] = merged[1].cpu().numpy()
         below = strip[:, height:].t().contiguous()
@@ -78,9 +75,9 @@ def neighbours(x: Tensor, k: int, progress: Callable[[int], None] = lambda rows:
 
 
 def _merge(best: Tensor, indices: Tensor, rows: Tensor, first: int, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest of those known and of the columns of `rows`, which are numbered from `first` on.
+    """The k nearest of the known ones and the columns of `rows`, which are numbered from `first` on.
 
-    The known ones have lower numbers, so that a stable sort keeps the order of equal similarities right.
+    The known ones have lower numbers, so a stable sort orders equal similarities by number.
     """
     columns = nearest(rows, k)
     best, indices = torch.cat([best, rows.gather(1, columns)], 1), torch.cat([indices, columns + first], 1)
@@ -89,9 +86,9 @@ def _merge(best: Tensor, indices: Tensor, rows: Tensor, first: int, k: int) -> t
 
 
 def nearest(rows: Tensor, k: int) -> Tensor:
-    """The columns of the k largest of each row, in falling order, the lower column first where values are equal.
+    """The columns of the k largest values of each row, descending, with the lower column first among equals.
 
-    `torch.topk` leaves the order of equal values open, and which of them it takes.
+    `torch.topk` does not define which of several equal values it returns, nor their order.
     """
     if k >= rows.shape[1]:
         return rows.sort(dim=1, descending=True, stable=True).indices
@@ -100,6 +97,6 @@ def nearest(rows: Tensor, k: int) -> Tensor:
     columns, by_column = columns[:, :k].sort(dim=1)
     by_value = values.gather(1, by_column).sort(dim=1, descending=True, stable=True).indices
     columns = columns.gather(1, by_value)
-    for row in split.nonzero().flatten().tolist():  # equal values on both sides of the cut
+    for row in split.nonzero().flatten().tolist():  # equal values on both sides of position k
         columns[row] = rows[row].sort(descending=True, stable=True).indices[:k]
     return columns

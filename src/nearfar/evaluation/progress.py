@@ -1,21 +1,21 @@
-"""A bar for work that takes long."""
+"""A progress bar for long computations."""
 
 from types import TracebackType
 from typing import Any
 
 from nearfar.errors import MissingPackageError
 
-DELAY = 2.0  # seconds before it appears
+DELAY = 2.0  # seconds before the bar appears
 
 
 class Progress:
-    """A tqdm bar on the error stream. Calling it moves it on.
+    """A tqdm bar on the error stream. Calling it with an amount advances it.
 
     Args:
-        total: how much there is to do.
-        what: its name.
-        show: None shows it if the work takes longer than two seconds, the error stream is a terminal and tqdm is
-            installed; True shows it at once and everywhere; False never.
+        total: the total amount of work.
+        what: the name of the bar.
+        show: True shows the bar at once, False never. None shows it after two seconds, if the error stream is a
+            terminal and tqdm is installed.
     """
 
     def __init__(self, total: int, what: str, show: bool | None):

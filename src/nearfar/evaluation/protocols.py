@@ -1,13 +1,11 @@
-"""Who queries whom: which gallery items match a query, and which are ignored for it.
+"""Evaluation protocols: which gallery items match a query, and which are ignored for it.
 
-For a query,
-
-    a match     has its label and is not ignored
-    ignored     is the query itself (leave-one-out), by index and never by rank
-                has its id, where `ids` are given (other crops of the same photograph, the same file in both sets)
-                has its label and its camera, where `cameras` are given (person re-identification)
-                has the junk label, where there is one (re-identification: −1)
-    a negative  is everything else; so re-identification's distractors, label 0, which no query has, are negatives
+match       an item with the query's label that is not ignored
+ignored     the query itself (leave-one-out), identified by its index
+            items with the query's id, if there are `ids` (such as other crops of the same photograph)
+            items with the query's label and camera, if there are `cameras` (person re-identification)
+            items with a junk label (−1 in re-identification)
+negative    all other items, including the distractors of re-identification (label 0, which no query has)
 """
 
 from collections.abc import Iterable
@@ -28,9 +26,9 @@ JUNK = -1
 
 @dataclass(frozen=True)
 class Pairs:
-    """The (query, gallery item) pairs that are matches or ignored; all others are negatives.
+    """The (query, gallery item) pairs that are matches or ignored. All other pairs are negatives.
 
-    Sorted by query: `row` (P,) counts from the first of the queries asked about, `column` (P,) is the gallery index.
+    Pairs are sorted by query: `row` (P,) is the position among the requested queries, `column` (P,) the gallery index.
     """
 
     row: Ints
@@ -38,12 +36,12 @@ class Pairs:
     match: Bools
 
     def matches(self, rows: int) -> Ints:
-        """How many each query has."""
+        """The number of matches of each query."""
         return np.bincount(self.row[self.match], minlength=rows)
 
 
 class _Join:
-    """Pairs of equal codes, query by query."""
+    """A join of two columns: the pairs of equal codes of each query."""
 
     def __init__(self, left: Ints, right: Ints):
         self.left = left
@@ -63,13 +61,13 @@ class _Join:
 
 
 class Protocol:
-    """Who queries whom. Without `gallery_labels` every item queries all others.
+    """The protocol of an evaluation. Without `gallery_labels`, every item is a query to all others.
 
     Args:
-        labels, gallery_labels: of any type but floating point.
+        labels, gallery_labels: integers, strings or other values, but not floats.
         cameras, gallery_cameras: see above.
         ids, gallery_ids: see above.
-        junk: label or labels of gallery items that are ignored. By default −1 if there are cameras, and none else.
+        junk: label or labels of gallery items that are ignored; by default −1 if there are cameras, otherwise none.
     """
 
     def __init__(
@@ -84,10 +82,10 @@ class Protocol:
         junk: Any = None,
     ):
         self.leave_one_out = gallery_labels is None
-        own = checked(labels, None, "labels")
+        query_labels = checked(labels, None, "labels")
         other = None if gallery_labels is None else checked(gallery_labels, None, "gallery_labels")
-        self.query_labels = own  # as they were given
-        self.labels, self.gallery_labels = encode(own, other, "labels")
+        self.query_labels = query_labels  # the caller's values, not codes
+        self.labels, self.gallery_labels = encode(query_labels, other, "labels")
         self.queries, self.gallery = len(self.labels), len(self.gallery_labels)
         if self.queries == 0:
             raise InputError("there are no queries: embeddings and labels are empty")
@@ -95,9 +93,9 @@ class Protocol:
             raise InputError("the gallery is empty")
         self.cameras = self._pair_of("cameras", cameras, gallery_cameras)
         self.ids = self._pair_of("ids", ids, gallery_ids)
-        given = own if other is None else other
-        ignored = _ignored(junk, given, cameras is not None)
-        self._is_junk = np.fromiter((label in ignored for label in given.tolist()), np.bool_, self.gallery)
+        searched = query_labels if other is None else other
+        ignored = _ignored(junk, searched, cameras is not None)
+        self._is_junk = np.fromiter((label in ignored for label in searched.tolist()), np.bool_, self.gallery)
         self.junk_columns = np.flatnonzero(self._is_junk)
         self._check_classes()
         self._same_label = _Join(self.labels, self.gallery_labels)
@@ -107,9 +105,9 @@ class Protocol:
         if left is None and right is None:
             return None
         if left is None:
-            raise InputError(f"gallery_{name} go with {name}")
+            raise InputError(f"gallery_{name} need {name}")
         if self.leave_one_out and right is not None:
-            raise InputError(f"gallery_{name} go with a gallery")
+            raise InputError(f"gallery_{name} need a gallery")
         if not self.leave_one_out and right is None:
             raise InputError(f"with a gallery, {name} need gallery_{name}")
         first = checked(left, self.queries, name)
@@ -119,17 +117,15 @@ class Protocol:
     def _check_classes(self) -> None:
         classes = np.unique(self.gallery_labels[~self._is_junk])
         if len(classes) == 1 and bool((self.labels == classes[0]).any()):
-            raise InputError(
-                "all gallery items share one label, so there is nothing to mistake them for: give several classes"
-            )
+            raise InputError("all gallery items have the same label, so there are no negatives: give several classes")
 
     def pair_counts(self) -> Ints:
-        """How many pairs each query has at most, (Q,): to cut the work into blocks."""
+        """(Q,) an upper bound of the number of pairs of each query, for dividing the work into blocks."""
         counts = self._same_label.counts()
         return counts if self._same_id is None else counts + self._same_id.counts()
 
     def pairs(self, queries: Ints) -> Pairs:
-        """All matches and ignored items of these queries, the columns of junk aside."""
+        """The matches and ignored items of some queries, without the columns of junk."""
         row, column = self._same_label.pairs(queries)
         match = ~self._is_junk[column]
         if self.leave_one_out:
@@ -148,12 +144,12 @@ class Protocol:
 
 
 class Share:
-    """Some queries and some gallery items of a protocol: what one of several processes searches for, and in.
+    """The part of a protocol for one of several processes: some queries and some gallery items.
 
     Args:
-        protocol: of all.
-        queries: which of them; here they are numbered 0, 1, ...
-        columns: which gallery items, numbered so too; by default all.
+        protocol: the protocol of all queries and gallery items.
+        queries: indices of the queries, which this part numbers from 0.
+        columns: range of the gallery items, which this part numbers from 0; by default all.
     """
 
     def __init__(self, protocol: Protocol, queries: Ints, columns: slice | None = None):
@@ -164,23 +160,23 @@ class Share:
         self.junk_columns = protocol.junk_columns[first:last] - self._columns.start
 
     def pair_counts(self) -> Ints:
-        """How many pairs each query has at most, those in other shares included: all processes cut alike."""
+        """As `Protocol.pair_counts`, including the pairs of other shares, so that all processes use the same blocks."""
         return self._protocol.pair_counts()[self._queries]
 
     def pairs(self, queries: Ints) -> Pairs:
-        """All matches and ignored items of these queries that are in this share."""
-        found = self._protocol.pairs(self._queries[queries])
-        here = (found.column >= self._columns.start) & (found.column < self._columns.stop)
-        return Pairs(found.row[here], found.column[here] - self._columns.start, found.match[here])
+        """The matches and ignored items of some queries in this share."""
+        pairs = self._protocol.pairs(self._queries[queries])
+        inside = (pairs.column >= self._columns.start) & (pairs.column < self._columns.stop)
+        return Pairs(pairs.row[inside], pairs.column[inside] - self._columns.start, pairs.match[inside])
 
 
 def _ignored(junk: Any, labels: NDArray[Any], with_cameras: bool) -> set[Any]:
-    """The junk labels, of the type that labels are."""
+    """The junk labels as a set, checked against the type of the labels."""
     if junk is None:
         return {JUNK} if with_cameras else set()
     values = junk.tolist() if isinstance(junk, Tensor | np.ndarray | np.generic) else junk
-    found = {values} if isinstance(values, str | bytes) or not isinstance(values, Iterable) else set(values)
-    of_words = labels.dtype.kind in "US"
-    if labels.dtype.kind != "O" and any(isinstance(value, str | bytes) != of_words for value in found):
+    ignored = {values} if isinstance(values, str | bytes) or not isinstance(values, Iterable) else set(values)
+    are_strings = labels.dtype.kind in "US"
+    if labels.dtype.kind != "O" and any(isinstance(value, str | bytes) != are_strings for value in ignored):
         raise InputTypeError(f"junk={junk!r} can never be equal to labels that are {labels.dtype}")
-    return found
+    return ignored

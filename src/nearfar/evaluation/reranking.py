@@ -1,7 +1,7 @@
-"""Second thoughts about a ranking: k-reciprocal re-ranking, query expansion and database augmentation.
+"""Re-ranking: k-reciprocal re-ranking, query expansion and database augmentation.
 
-Nothing of size (queries + gallery)² is ever held: neighbours are lists, the sets they form are sparse matrices, and
-the final similarities come in blocks of query rows.
+No array has (queries + gallery)² numbers: neighbours are lists, sets of neighbours are sparse matrices, and the final
+similarities are computed in blocks of query rows.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ from nearfar.evaluation.neighbours import SIMILARITIES_AT_A_TIME, nearest, neigh
 from nearfar.evaluation.progress import Progress
 
 Sparse = Any  # scipy.sparse.csr_array, whose package has no types
-ENTRIES_AT_A_TIME = 2**21  # of sparse work
-NUMBERS_AT_A_TIME = 2**24  # of embeddings gathered
+ENTRIES_AT_A_TIME = 2**21  # entries of sparse matrices
+NUMBERS_AT_A_TIME = 2**24  # gathered numbers of embeddings
 ROUNDING = 1e-6  # of a squared distance of unit vectors
 
 
@@ -32,22 +32,22 @@ class KReciprocal:
         d_J(p,g) = 1 - Σ min(V_p, V_g) / Σ max(V_p, V_g)
         d*       = (1 - lambda_) d_J + lambda_ d
 
-    Neighbours are sought among queries and gallery together. Where the paper leaves it open or the authors' code, whose
-    numbers are the published ones, departs from it, this follows the code: d is the squared Euclidean distance of unit
-    vectors divided by the largest in p's row; N(p, k) holds p itself and k others; the comparison with 2/3 is strict;
-    k1/2 is rounded to the nearest integer, halves to the even one. Equal similarities are ordered by index.
+    Neighbours are searched among queries and gallery together. Details follow the authors' code, which produced the
+    published results: d is the squared Euclidean distance of unit vectors divided by the largest in p's row; N(p, k)
+    has p itself and k others; the comparison with 2/3 is strict; k1/2 is rounded half to even. Equal similarities are
+    ordered by index.
 
-    Called with a slice of the queries it gives minus d* of these to the whole gallery, as `rank_metrics` takes it.
-    Rounding makes d* uncertain by about 1e-6, so that what is closer is to count as tied:
+    Calling it with a slice of the queries returns minus d* to the whole gallery, as `rank_metrics` expects. Rounding
+    errors of d* are about 1e-6, so smaller differences should count as ties:
 
         rank_metrics(KReciprocal(queries, gallery), labels, gallery_labels, cameras=..., ..., tolerance=1e-6)
 
     Args:
-        queries: (Q, D), gallery: (G, D); tensors, arrays or memory maps; they are brought to unit length. Without a
-            gallery the queries are searched for among themselves (leave-one-out).
-        k1, k2, lambda_: the paper's, 20, 6 and 0.3.
-        progress: show a bar while neighbours are sought; None: on a terminal, if it takes long.
-        device: where to compute similarities; that of `queries` if it is a tensor, else the CPU.
+        queries: (Q, D), gallery: (G, D); tensors, arrays or memory maps; they are normalised to unit length. Without a
+            gallery, the queries are searched among themselves (leave-one-out).
+        k1, k2, lambda_: the parameters; the defaults are the paper's.
+        progress: whether to show a bar; None shows it on a terminal if the search for neighbours takes long.
+        device: the device for similarities; by default that of `queries` if it is a tensor, else the CPU.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class KReciprocal:
         with Progress(len(self._x) ** 2, "neighbours", progress) as bar:
             lists = neighbours(self._x, max(k1 + 1, k2), bar)
         largest = 2 - 2 * lists.farthest
-        # Distances of rounding's size are none: a collapsed set has d = 0 everywhere.
+        # Distances of the size of rounding errors are zero: a collapsed set has d = 0 everywhere.
         self._largest = np.where(largest > ROUNDING, largest, np.float32(np.inf))
         features = self._features(lists.indices, k1)
         if k2 > 1:
@@ -103,7 +103,7 @@ class KReciprocal:
         return torch.from_numpy(near)
 
     def _features(self, lists: npt.NDArray[np.int64], k1: int) -> Sparse:
-        """V (N, N) before it is averaged."""
+        """V (N, N) before averaging."""
         sparse = _scipy_sparse()
         reciprocal = _reciprocal(lists[:, : k1 + 1])
         half = _reciprocal(lists[:, : round(k1 / 2) + 1])
@@ -111,11 +111,11 @@ class KReciprocal:
         step = max(1, ENTRIES_AT_A_TIME // (k1 + 1) ** 2)
         blocks = []
         for start in range(0, len(lists), step):
-            own = reciprocal[start : start + step]
-            common = (own @ half.T).multiply(own).tocsr()  # |R(p, k1) ∩ R(q, k1/2)| for q in R(p, k1)
+            block = reciprocal[start : start + step]
+            common = (block @ half.T).multiply(block).tocsr()  # |R(p, k1) ∩ R(q, k1/2)| for q in R(p, k1)
             common.data = (3 * common.data > 2 * sizes[common.indices]).astype(np.int32)
             common.eliminate_zeros()
-            expanded = (own + common @ half).tocsr()
+            expanded = (block + common @ half).tocsr()
             expanded.data = self._weights(expanded.indptr, expanded.indices, start)
             blocks.append(expanded)
         return sparse.vstack(blocks, format="csr")
@@ -123,7 +123,7 @@ class KReciprocal:
     def _weights(
         self, pointers: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], start: int
     ) -> npt.NDArray[np.float32]:
-        """exp(-d) at the entries of some rows of a sparse matrix, divided by the sum of its row."""
+        """exp(-d) at the entries of some rows of a sparse matrix, normalised to a sum of 1 per row."""
         counts = np.diff(pointers)
         rows = np.repeat(np.arange(start, start + len(counts)), counts)
         similarities = pair_products(self._x, rows, columns.astype(np.int64))
@@ -133,23 +133,23 @@ class KReciprocal:
         return weights
 
     def _shared(self, start: int, stop: int) -> npt.NDArray[np.float64]:
-        """Σ min(V_q, V_g) for some queries: every feature of a query meets the gallery items that have it too."""
+        """Σ min(V_q, V_g) for some queries, summed over the features that a query and a gallery item share."""
         index, features = self._by_feature, self._of_queries[start:stop]
         lengths = np.diff(index.indptr)[features.indices]
         ends = np.cumsum(lengths)
         shared = np.zeros((stop - start) * len(self._gallery))
         query = np.repeat(np.arange(stop - start), np.diff(features.indptr)) * len(self._gallery)
         first = 0
-        while first < len(lengths):  # as many features at a time as keep the work in bounds
+        while first < len(lengths):  # blocks of features with at most ENTRIES_AT_A_TIME entries
             done = ends[first] - lengths[first]
             last = max(first + 1, int(np.searchsorted(ends, done + ENTRIES_AT_A_TIME, side="right")))
             part = slice(first, last)
             length = lengths[part]
             starts = index.indptr[features.indices[part]] - (ends[part] - length - done)
-            where = np.arange(int(length.sum())) + np.repeat(starts, length)
-            smaller = np.minimum(index.data[where], np.repeat(features.data[part], length))
-            place = index.indices[where] + np.repeat(query[part], length)
-            shared += np.bincount(place, smaller, len(shared))
+            entry = np.arange(int(length.sum())) + np.repeat(starts, length)
+            smaller = np.minimum(index.data[entry], np.repeat(features.data[part], length))
+            position = index.indices[entry] + np.repeat(query[part], length)
+            shared += np.bincount(position, smaller, len(shared))
             first = last
         return shared.reshape(stop - start, -1)
 
@@ -167,8 +167,8 @@ def expand_queries(
 
         normalize( q + Σ_{g in the k nearest of the gallery} max(s(q, g), 0)^alpha g )
 
-    to be searched with instead. alpha = 0 is average query expansion. On the `device` of the queries if that is a
-    tensor, else the CPU. `progress` shows a bar; None: on a terminal, if it takes long.
+    to be searched instead. alpha = 0 is average query expansion. The default `device` is that of the queries if they
+    are a tensor, else the CPU. `progress` shows a bar; None shows it on a terminal if the computation takes long.
     """
     x, n = _together(queries, gallery, device)
     _check_expansion(k, alpha)
@@ -183,8 +183,8 @@ def augment_database(
     progress: bool | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Database-side augmentation: every gallery vector is expanded with its own k nearest in the gallery (itself apart,
-    by index), as `expand_queries` does with a query.
+    """Database-side augmentation: expand every gallery vector by its k nearest others in the gallery, as
+    `expand_queries` does for queries.
     """
     _check_expansion(k, alpha)
     x = _unit_vectors(gallery, "gallery", device)
@@ -200,8 +200,8 @@ def _expanded(x: Tensor, gallery: Tensor, k: int, alpha: float, progress: bool |
             block = x[start : start + step]
             similarities = products(block, gallery)
             if same:
-                own = torch.arange(len(block), device=x.device)
-                similarities[own, own + start] = -torch.inf
+                row = torch.arange(len(block), device=x.device)
+                similarities[row, row + start] = -torch.inf
             near = nearest(similarities, k)
             weights = similarities.gather(1, near).clamp_min(0).pow(alpha)
             result[start : start + step] = normalize(block + torch.einsum("bk,bkd->bd", weights, gallery[near]))
@@ -210,7 +210,7 @@ def _expanded(x: Tensor, gallery: Tensor, k: int, alpha: float, progress: bool |
 
 
 def _together(queries: Any, gallery: Any, device: torch.device | str | None) -> tuple[Tensor, int]:
-    """Queries and gallery as one set of unit vectors, and how many of it are queries."""
+    """The unit vectors of queries and gallery in one tensor, and the number of queries."""
     q = _unit_vectors(queries, "queries", device)
     g = _unit_vectors(gallery, "gallery", q.device)
     if q.shape[1] != g.shape[1]:
@@ -231,7 +231,7 @@ def _check_expansion(k: int, alpha: float) -> None:
 
 
 def _reciprocal(lists: npt.NDArray[np.int64]) -> Sparse:
-    """(N, N) of ones where each of two rows is in the other's list."""
+    """(N, N) with ones for pairs of rows that are in each other's lists."""
     n, k = lists.shape
     pointers = np.arange(0, n * k + 1, k)
     listed = _scipy_sparse().csr_array((np.ones(n * k, dtype=np.int32), lists.ravel(), pointers), shape=(n, n))
@@ -239,7 +239,7 @@ def _reciprocal(lists: npt.NDArray[np.int64]) -> Sparse:
 
 
 def _mean_over(features: Sparse, lists: npt.NDArray[np.int64]) -> Sparse:
-    """The mean of each row's neighbours' rows."""
+    """The mean of the features of each row's neighbours."""
     n, k = lists.shape
     share = np.full(n * k, 1 / k, dtype=np.float32)
     return (

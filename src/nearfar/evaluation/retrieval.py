@@ -1,7 +1,7 @@
-"""Retrieval metrics of embeddings, or of any scores that come block by block.
+"""Retrieval metrics of embeddings, or of similarities computed in blocks.
 
-retrieval_metrics   of embeddings: leave-one-out, query against gallery, person re-identification
-rank_metrics        of scores given by a function, some queries at a time: re-ranked, binary, learnt similarities
+retrieval_metrics   metrics of embeddings: leave-one-out, query against gallery, person re-identification
+rank_metrics        metrics of similarities that a function returns for some queries at a time, such as re-ranked ones
 """
 
 import warnings
@@ -60,52 +60,53 @@ def retrieval_metrics(
     memory_budget: int = MEMORY_BUDGET,
     tile: int = TILE,
 ) -> dict[str, Any]:
-    """Every retrieval metric of embeddings, exact, in bounded memory; `nearfar.evaluation.metrics` defines them.
+    """Exact retrieval metrics of embeddings in bounded memory; see `nearfar.evaluation.metrics` for their definitions.
 
-    Each item searches all others (leave-one-out), or each of `embeddings` the `gallery`. What is a match and what is
-    ignored: `nearfar.evaluation.protocols`. Queries without any match are left out and counted.
+    Each item is a query to all others (leave-one-out), or each of `embeddings` to the `gallery`.
+    `nearfar.evaluation.protocols` defines matches and ignored items. Queries without a match are left out and counted.
 
-    Ties are decided against the model: a negative that is as similar as a match stands before it, in every metric.
-    Similarities that differ by no more than 8 float32 ulps of 1 (9.5e-7 of the product of the vectors' lengths) are as
-    similar. So a model that maps everything to one point scores next to nothing.
+    Ties count against the model: a negative that is as similar as a match is ranked before it. Similarities are tied if
+    they differ by at most 8 float32 ulps of 1 (9.5e-7 times the norms of the vectors). So a model that maps everything
+    to one point scores close to zero.
 
     Args:
-        embeddings: (N, D), a tensor on any device or a numpy array, of any floating point width; memory maps are read
-            piece by piece. They need not be normalised.
-        labels: (N,), integers, strings, anything but floats.
-        ks: for recall@k, precision@k, ndcg@k.
+        embeddings: (N, D), a tensor on any device or a numpy array, of any floating-point width. They need not be
+            normalised. Memory maps are read in pieces.
+        labels: (N,) integers, strings or other values, but not floats.
+        ks: the numbers k of recall@k, precision@k and ndcg@k.
         gallery, gallery_labels: (G, D) and (G,), to be searched instead.
         cameras, gallery_cameras: for re-identification: gallery items with the query's label and camera are ignored.
         ids, gallery_ids: gallery items with the query's id are ignored.
-        junk: label or labels of gallery items that are ignored for all queries. By default −1 if there are cameras, and
-            none else. Label 0, the distractors of re-identification, is a label like any other: no query has it.
-        multi_query: pool the queries that share label and camera into one: "mean" or "max" of their coordinates, of
-            unit vectors if `similarity` is "cosine".
-        metrics: names, such as ("recall@1", "map@r", "nmi"); "recall" stands for all of `ks`. By default everything but
-            nmi and ami, which need faiss and scikit-learn and are of `embeddings` alone.
-        similarity: "cosine", "dot", "l2" for the Euclidean distance, or "hamming" for binary codes: then embeddings
-            and gallery are uint8, eight bits to a byte, as `pack_bits` makes them.
-        ties: "optimistic" puts a match before the negatives that are as similar, as others do: to compare numbers.
-        index: an approximate FAISS index to search instead, such as "IVF1024,Flat;nprobe=16". Matches that it does not
-            find count as never found. As many neighbours are asked for as the largest of `ks` and of the classes need;
-            so `map`, `mrr` and `minp` are lower bounds.
-        ci: add intervals of that `confidence`, over classes: where the mean would lie with other classes. They are
-            Student's, of the means of classes; `resamples` has no effect any more.
-        seed: of the clustering.
+        junk: label or labels of gallery items that are ignored for all queries; by default −1 if there are cameras,
+            otherwise none. Label 0, the distractors of re-identification, needs no special treatment: no query has it.
+        multi_query: pool the queries of the same label and camera by "mean" or "max" of their coordinates, after
+            normalisation if `similarity` is "cosine".
+        metrics: names such as ("recall@1", "map@r", "nmi"); "recall" stands for recall at all `ks`. The default is all
+            metrics except nmi and ami, which need faiss and scikit-learn and only use `embeddings`.
+        similarity: "cosine", "dot", "l2" for the Euclidean distance, or "hamming" for binary codes. For "hamming",
+            embeddings and gallery are uint8 with eight bits per byte, as `pack_bits` returns them.
+        ties: "optimistic" ranks a match before negatives that are as similar, for comparison with other libraries.
+        index: an approximate FAISS index to search instead, such as "IVF1024,Flat;nprobe=16". Matches that it misses
+            count as never found. The number of neighbours suffices for the largest of `ks` and of the classes, so
+            `map`, `mrr` and `minp` are lower bounds.
+        ci: add confidence intervals of the means for other classes (`nearfar.evaluation.class_means`).
+        confidence: the confidence of the intervals.
+        resamples: ignored, for compatibility.
+        seed: the seed of the clustering.
         per_query: add the values of every query, NaN for those without a match.
-        progress: show a bar; None: on a terminal, if it takes long.
-        memory_budget: bytes of vectors that may be copied; what is larger is read as often as needed.
+        progress: whether to show a bar; None shows it on a terminal if the computation takes long.
+        memory_budget: bytes of vectors that may be held in memory; larger sets are read repeatedly.
         tile: queries and gallery items multiplied at a time; does not change the result.
 
-    Returns a dictionary: each metric's mean over the queries, "queries" and "queries_without_match" as numbers; with
-    `ci`, "ci": a (low, high) pair by metric, and "ci_classes": how many classes it rests on; with `per_query`,
-    "per_query": an array (N,) by metric, and "query_labels".
+    Returns a dictionary with the mean of each metric over the queries, "queries" and "queries_without_match". With
+    `ci`, it has "ci", a (low, high) pair by metric, and "ci_classes", the number of classes. With `per_query`, it has
+    "per_query", an array (N,) by metric, and "query_labels".
 
     >>> import numpy as np
     >>> from nearfar.evaluation import retrieval_metrics
     >>> embeddings = np.array([[1, 0], [1, 0.1], [0, 1], [1, 0.9]], dtype=np.float32)
-    >>> found = retrieval_metrics(embeddings, ["cat", "cat", "dog", "dog"], ks=[1])
-    >>> found["recall@1"], found["mrr"], found["queries"]
+    >>> result = retrieval_metrics(embeddings, ["cat", "cat", "dog", "dog"], ks=[1])
+    >>> result["recall@1"], result["mrr"], result["queries"]
     (0.75, 0.8333333333333334, 4)
     """
     wanted = definitions.names(metrics, ks)
@@ -129,21 +130,21 @@ def retrieval_metrics(
         gallery_labels = inputs.labels(gallery_labels, len(searched), "gallery_labels")
         if ids is None and cameras is None and _is_same(embeddings, gallery):
             warnings.warn(
-                "the gallery is the queries, and each finds itself first: leave the gallery out, for every item to "
-                "search all others, or give ids and gallery_ids",
+                "the gallery is the same as the queries, and each finds itself first: leave the gallery out to search "
+                "all other items, or give ids and gallery_ids",
                 stacklevel=2,
             )
     clusters = [name for name in wanted if name in CLUSTERING]
     ranked = [name for name in wanted if name not in CLUSTERING]
-    own, own_labels = embeddings, labels  # what is clustered
+    clustered, clustered_labels = embeddings, labels
     if clusters and similarity == "hamming":
-        raise InputError(f"{' and '.join(clusters)} cluster real vectors, not binary codes")
+        raise InputError(f"{' and '.join(clusters)} need real vectors, not binary codes")
     if multi_query is not None:
         if not isinstance(rows, Rows):
-            raise InputError("multi_query pools real vectors, not binary codes")
+            raise InputError("multi_query needs real vectors, not binary codes")
         if cameras is None or gallery is None or ids is not None:
             raise InputError(
-                "multi_query pools queries by label and camera: it goes with a gallery and cameras, not ids"
+                "multi_query pools queries by label and camera: it needs a gallery and cameras, and no ids"
             )
         seen = inputs.labels(cameras, len(rows), "cameras")
         pooled, labels, cameras = pool_queries(rows, labels, seen, multi_query, normalize=similarity == "cosine")
@@ -166,13 +167,15 @@ def retrieval_metrics(
             depth = max(
                 (int(name.partition("@")[2]) for name in ranked if name.startswith(definitions.AT_K)), default=1
             )
-            depth += int(protocol.pair_counts().max()) + 1  # whoever is no better than the last may have equals beyond
+            depth += int(protocol.pair_counts().max()) + 1  # one more, to recognise ties with the last result
             parts = approximate_ranks(left, right, protocol, ties, index=index, depth=depth, progress=bar)
         values = values_of(parts, ranked, protocol.queries)
     result = summary(values, protocol.query_labels, ci, confidence, per_query)
     if clusters:
         normalize = similarity == "cosine"
-        result = clustering_metrics(own, own_labels, normalize=normalize, seed=seed, metrics=clusters) | result
+        result = (
+            clustering_metrics(clustered, clustered_labels, normalize=normalize, seed=seed, metrics=clusters) | result
+        )
     return result
 
 
@@ -198,16 +201,16 @@ def rank_metrics(
     progress: bool | None = None,
     block: int | None = None,
 ) -> dict[str, Any]:
-    """Every retrieval metric from similarities that come block by block.
+    """Retrieval metrics of similarities that are computed in blocks.
 
     Args:
-        rows: `rows(slice(a, b))` gives the similarities (b − a, G) of the queries a … b−1 to the whole gallery, larger
-            for what is nearer (negate distances), finite. Called once for each block, in order.
+        rows: `rows(slice(a, b))` returns the finite similarities (b − a, G) of the queries a … b−1 to the whole
+            gallery, higher for more alike (negate distances). It is called once for each block, in order.
         labels, gallery_labels, …: as in `retrieval_metrics`. Without `gallery_labels`, G = N and self is ignored.
-        tolerance: how much similarities may differ and still count as tied.
+        tolerance: the largest difference of tied similarities.
         block: queries at a time; by default as many as have 2^23 similarities.
 
-    Returns the dictionary that `retrieval_metrics` does.
+    Returns the same dictionary as `retrieval_metrics`.
     """
     wanted = definitions.names(metrics, ks)
     if clusters := [name for name in wanted if name in CLUSTERING]:
@@ -225,7 +228,7 @@ def rank_metrics(
         junk=junk,
     )
     if not 0 <= tolerance < np.inf or (block is not None and block < 1):
-        raise InputError(f"tolerance={tolerance} must not be negative, nor block={block} less than 1")
+        raise InputError(f"tolerance={tolerance} must not be negative, and block={block} must be at least 1")
     block = block or max(1, SCORES_AT_A_TIME // protocol.gallery)
 
     def parts(bar: Progress) -> Iterator[tuple[Ints, Ranks]]:
@@ -233,10 +236,10 @@ def rank_metrics(
             queries = np.arange(start, min(start + block, protocol.queries))
             scores = rows(slice(start, start + len(queries)))
             if not isinstance(scores, Tensor):
-                raise InputTypeError(f"rows(…) must give a torch.Tensor, not {type(scores).__name__}")
+                raise InputTypeError(f"rows(…) must return a torch.Tensor, not {type(scores).__name__}")
             if scores.shape != (len(queries), protocol.gallery):
                 raise InputError(
-                    f"rows({start}:{start + len(queries)}) gave {tuple(scores.shape)} similarities, "
+                    f"rows({start}:{start + len(queries)}) returned {tuple(scores.shape)} similarities, "
                     f"not {(len(queries), protocol.gallery)}"
                 )
             if scores.is_floating_point() and not bool(torch.isfinite(scores).all()):
@@ -251,45 +254,45 @@ def rank_metrics(
 
 
 def _ranks(scores: Tensor, protocol: Protocol, queries: Ints, ties: Ties, tolerance: float) -> Ranks:
-    """From the similarities (b, G) of some queries."""
+    """The ranks of the matches, from the similarities (b, G) of some queries."""
     pairs = protocol.pairs(queries)
     matches = pairs.matches(len(queries))
     row, column, match = (torch.from_numpy(a).to(scores.device) for a in (pairs.row, pairs.column, pairs.match))
     place = np.arange(len(pairs.row[pairs.match])) - (np.cumsum(matches) - matches)[pairs.row[pairs.match]]
     if not scores.is_floating_point() or scores.dtype in (torch.float16, torch.bfloat16):
-        scores = scores.double() if scores.element_size() > 2 else scores.float()  # where all of them are exact
+        scores = scores.double() if scores.element_size() > 2 else scores.float()  # exact conversions
     bounds = scores.new_full((len(queries), int(matches.max(initial=0))), torch.inf)
     bounds[row[match], torch.from_numpy(place).to(scores.device)] = scores[row[match], column[match]]
-    there = torch.isfinite(bounds)
+    used = torch.isfinite(bounds)
     bounds = bounds_of(bounds, tolerance, ties)
-    scores = scores.index_put((row, column), scores.new_tensor(-torch.inf))  # a copy, with negatives alone
+    scores = scores.index_put((row, column), scores.new_tensor(-torch.inf))  # a copy with only the negatives
     scores[:, torch.from_numpy(protocol.junk_columns).to(scores.device)] = -torch.inf
     bounds, order = bounds.sort(1)
-    before = count_at_least(scores, bounds).flip(1)[there.gather(1, order).flip(1)]
+    before = count_at_least(scores, bounds).flip(1)[used.gather(1, order).flip(1)]
     ranks = Ranks.of(before.cpu().numpy(), matches)
     ranks.rank[:] += ranks.place
     return ranks
 
 
 def values_of(parts: Iterable[tuple[Ints, Ranks]], wanted: Sequence[str], queries: int) -> dict[str, Floats]:
-    """Each metric of each query; NaN for those without a match."""
+    """The values (queries,) of each metric and the numbers of matches; NaN for queries without a match."""
     values = {name: np.full(queries, np.nan) for name in ("matches", *wanted)}
-    for some, ranks in parts:
+    for block, ranks in parts:
         for name, value in definitions.evaluate(ranks, wanted).items():
-            values[name][some] = value
-        values["matches"][some] = np.where(ranks.matches > 0, ranks.matches, np.nan)
+            values[name][block] = value
+        values["matches"][block] = np.where(ranks.matches > 0, ranks.matches, np.nan)
     return values
 
 
 def summary(
     values: dict[str, Floats], labels: NDArray[Any], ci: bool, confidence: float, per_query: bool
 ) -> dict[str, Any]:
-    """The means of the queries' values, and what was asked for besides."""
+    """The result of `retrieval_metrics`, from the values of `values_of`."""
     used = ~np.isnan(values.pop("matches"))
     if not used.any():
         raise InputError(
-            f"none of the {len(used)} queries has a match: no item of the gallery has its label and counts for it. "
-            "Are these the right labels?"
+            f"none of the {len(used)} queries has a match: no gallery item has its label without being ignored. "
+            "Check the labels"
         )
     result: dict[str, Any] = {name: float(value[used].mean()) for name, value in values.items()}
     result |= {"queries": int(used.sum()), "queries_without_match": int((~used).sum())}
@@ -302,7 +305,7 @@ def summary(
 
 
 def _is_same(embeddings: Any, gallery: Any) -> bool:
-    """Whether both are one array, or one piece of memory."""
+    """Whether both are the same array, or share their memory."""
     if embeddings is gallery:
         return True
     if isinstance(embeddings, Tensor) and isinstance(gallery, Tensor):

@@ -1,15 +1,15 @@
-"""Exact ranks of all matches of embeddings, tile by tile, in bounded memory.
+"""Exact ranks of all matches of embeddings, computed in tiles and in bounded memory.
 
     queries ──► tiles of float32 products with the gallery ──► counting.py: negatives before each match ──► ranks
                        │                                            │ rounding could decide
                        └────────── the same pair in float64 ◄───────┘
 
-What counts is the float64 product of two float32 vectors, whichever way it is come by: a matrix product of float32
-only sorts out what is clear. So the result depends neither on the size of the tiles nor on the order of the items, and
-vectors that are equal are tied, whatever a matrix product makes of them.
+Similarities are float64 products of float32 vectors. A float32 matrix product only decides the clear cases. So the
+result depends neither on the size of the tiles nor on the order of the items, and equal vectors are tied despite the
+rounding errors of matrix products.
 
-Among themselves (leave-one-out) items need only the tiles above the diagonal, each of which is counted along its rows
-and along its columns: half the products that a search for neighbours computes.
+Leave-one-out needs only the tiles above the diagonal, each of which is counted along its rows and its columns. This is
+half the number of products of a search for neighbours.
 """
 
 import threading
@@ -31,18 +31,18 @@ from nearfar.evaluation.vectors import Vectors, parts_of
 from nearfar.evaluation.workers import Workers, workers
 
 TILE = 1024  # queries, and gallery items
-PAIRS_AT_A_TIME = 2**21  # matches and ignored items of the queries at work, some 100 bytes each
-NUMBERS_AT_A_TIME = 2**17  # gathered, in float64: few enough to stay in a core's cache
-ROWS_AT_A_TIME = 64  # whose matches are multiplied together
-PROBE = 256  # vectors multiplied to see how precisely it is done
+PAIRS_AT_A_TIME = 2**21  # matches and ignored items of a block of queries, about 100 bytes each
+NUMBERS_AT_A_TIME = 2**17  # gathered float64 numbers, small enough for a core's cache
+ROWS_AT_A_TIME = 64  # queries whose matches are multiplied together
+PROBE = 256  # vectors multiplied to measure the rounding error
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a tile of queries: what a negative must reach to stand before each of their matches.
+    """The similarities that a negative must reach to be ranked before each match of a tile of queries.
 
-    `exact` (b, R) rises along the rows, which are filled up with ∞; `low` and `high` enclose it by what a float32
-    product may be wrong; `before` counts the negatives that reach it.
+    `exact` (b, R) is ascending along the rows, which are padded with ∞; `low` and `high` enclose it by the rounding
+    error of a float32 product; `before` counts the negatives that reach it.
     """
 
     exact: Tensor
@@ -51,22 +51,22 @@ class Bounds:
     before: Tensor
 
     def ranks(self) -> tuple[Ints, Ints]:
-        """The ranks of the matches, query after query, nearest first; and how many matches each query has."""
-        there = torch.isfinite(self.exact)
-        matches = there.sum(1)
-        place = matches[:, None] - torch.arange(self.exact.shape[1], device=there.device)
-        return (place + self.before).flip(1)[there.flip(1)].cpu().numpy(), matches.cpu().numpy()
+        """The ranks of the matches, ordered by query and rank, and the number of matches of each query."""
+        used = torch.isfinite(self.exact)
+        matches = used.sum(1)
+        place = matches[:, None] - torch.arange(self.exact.shape[1], device=used.device)
+        return (place + self.before).flip(1)[used.flip(1)].cpu().numpy(), matches.cpu().numpy()
 
 
 class Across:
-    """What is put together where each of several processes searches its part of the gallery; in one, nothing."""
+    """Communication between processes that each search a part of the gallery. In a single process it does nothing."""
 
     def total(self, counts: Tensor) -> Tensor:
-        """The sum of what each has counted, which may be in place."""
+        """The sum of the counts of all processes, possibly in place."""
         return counts
 
     def union(self, row: Ints, bound: Tensor) -> tuple[Ints, Tensor]:
-        """Everybody's matches: the queries they belong to, and the bounds that they set."""
+        """The matches of all processes: their queries and bounds."""
         return row, bound
 
 
@@ -81,90 +81,89 @@ def exact_ranks(
     progress: Callable[[int], None] = lambda products: None,
     across: Across | None = None,
 ) -> Iterator[tuple[Ints, Ranks]]:
-    """Some queries and the ranks of their matches, until all that have any have had their turn.
+    """Yield blocks of queries with the ranks of their matches. Queries without matches may be left out.
 
     Args:
         queries, gallery: the same object for leave-one-out.
-        memory_budget: bytes of vectors that may be held.
+        memory_budget: bytes of vectors that may be held in memory.
         tile: queries and gallery items at a time.
-        progress: told how many (query, gallery item) pairs have been settled since the last time.
-        across: puts together what processes find that have the same queries and a part of the gallery each.
+        progress: called with the number of (query, gallery item) pairs done since the last call.
+        across: communication between processes that have the same queries and a part of the gallery each.
     """
     same, across = queries is gallery, across or Across()
     counts = protocol.pair_counts()
     mutual = same and queries.similarity != "l2" and counts.sum() <= PAIRS_AT_A_TIME and queries.bytes <= memory_budget
     if mutual:
-        turns = [np.arange(len(queries))]
+        blocks = [np.arange(len(queries))]
     else:
         if gallery.bytes <= memory_budget // 2:
             gallery.hold()
         rows = max(tile, memory_budget // 2 // (4 * queries.dimension))
-        turns = _turns(counts, rows)
+        blocks = _query_blocks(counts, rows)
     if queries.similarity == "hamming":
-        error = TIED_CODES / 2  # whole numbers are exact: this keeps all of them off the bounds
+        error = TIED_CODES / 2  # products are exact integers, and no integer lies within this error of a bound
     else:
         error = _rounding(queries.dimension, queries.rows.device)
-        if not (mutual and queries.similarity == "cosine"):  # where all is read at once anyway, and found to be finite
+        if not (mutual and queries.similarity == "cosine"):  # which reads, and so checks, all vectors at once
             error *= gallery.longest()
             if queries is not gallery:
                 queries.longest()
-    for turn in turns:
-        pairs = protocol.pairs(turn)
-        matches = across.total(torch.from_numpy(pairs.matches(len(turn)))).numpy()
-        # Queries with as many matches stand together: a tile compares with as many bounds as its largest row has.
-        order = np.lexsort((protocol.labels[turn], matches))
+    for block in blocks:
+        pairs = protocol.pairs(block)
+        matches = across.total(torch.from_numpy(pairs.matches(len(block)))).numpy()
+        # Queries are sorted by their number of matches, because a tile has as many bounds as its largest row.
+        order = np.lexsort((protocol.labels[block], matches))
         if not mutual:
             order = order[matches[order] > 0]
-            progress((len(turn) - len(order)) * len(gallery))
+            progress((len(block) - len(order)) * len(gallery))
             if len(order) == 0:
                 continue
         with workers(2 * tile * tile, queries.rows.device) as team:
-            work = _Turn(turn[order], queries, None if mutual else gallery, tile, error, ties, team, across)
-            work.arrange(pairs, order, len(turn), protocol.junk_columns)
-            work.run(progress)
-            ranks = work.ranks()
-        yield turn[order], ranks
+            search = _BlockSearch(block[order], queries, None if mutual else gallery, tile, error, ties, team, across)
+            search.arrange(pairs, order, len(block), protocol.junk_columns)
+            search.run(progress)
+            ranks = search.ranks()
+        yield block[order], ranks
 
 
-def _turns(counts: Ints, rows: int) -> list[Ints]:
-    """Cut the queries so that each part has few enough of them and of their pairs."""
-    turns, start = [], 0
+def _query_blocks(counts: Ints, rows: int) -> list[Ints]:
+    """Divide the queries into blocks of at most `rows` queries and about PAIRS_AT_A_TIME pairs."""
+    blocks, start = [], 0
     total = np.cumsum(counts)
     while start < len(counts):
         before = total[start] - counts[start]
         stop = int(np.searchsorted(total, before + PAIRS_AT_A_TIME, side="right"))
         stop = min(max(stop, start + 1), start + rows)
-        turns.append(np.arange(start, stop))
+        blocks.append(np.arange(start, stop))
         start = stop
-    return turns
+    return blocks
 
 
 def _rounding(dimension: int, device: torch.device) -> float:
-    """More than what a float32 product of unit vectors is wrong by.
+    """A bound for the rounding error of float32 products of unit vectors: eight times the largest measured error.
 
-    Eight times the largest error seen. The smaller this is, the fewer products are in doubt; but how precise they are
-    depends on the library that multiplies, and torch can be told to use fewer digits, by several switches, on some
-    devices. Errors grow with the partial sums: where all terms have one sign, and where the second half of them takes
-    back the first, these are as large as they can be.
+    It is measured because the precision depends on the library, the device and torch's settings (such as TF32), and a
+    tight bound leaves fewer products in doubt. Errors grow with the partial sums, which are largest if all terms have
+    the same sign, or if the second half of the terms cancels the first.
     """
     x = normalize(torch.randn(PROBE, dimension, generator=torch.Generator().manual_seed(0)).to(device))
     positive, reversed_half = x.abs(), x.abs()
     reversed_half[:, dimension // 2 :].neg_()
-    seen = max(
+    largest = max(
         float((torch.mm(left, right.t()).double() - torch.mm(left.double(), right.double().t())).abs().max())
         for left, right in ((x, x), (positive, positive), (positive, reversed_half))
     )
-    return 8 * max(seen, 2.0**-24)
+    return 8 * max(largest, 2.0**-24)
 
 
-class _Turn:
-    """Some queries, all of the gallery.
+class _BlockSearch:
+    """The search of a block of queries in the whole gallery.
 
     Args:
-        order: the queries' indices, in the order in which they are taken.
-        queries: what they index.
-        gallery: None if the queries at work are the gallery too, in the same order.
-        error: what a product of float32 vectors may be wrong by, per length of the query.
+        order: the indices of the queries, in the order in which they are processed.
+        queries: the vectors of all queries.
+        gallery: the vectors of the gallery; None if the block is also the gallery, in the same order.
+        error: the bound of the rounding error of a product, relative to the norm of the query.
     """
 
     def __init__(
@@ -190,13 +189,13 @@ class _Turn:
         self.similarity = queries.similarity
         self.lengths = None if queries.similarity in ("cosine", "hamming") else Rows.norms(self.left).double()
         self.bounds: list[Bounds] = []
-        self.crowded: set[int] = set()  # tiles of queries that had too many scores near their bounds once
+        self.crowded: set[int] = set()  # tiles of queries with too many doubtful scores in an earlier tile
         self.lock = threading.Lock()
 
     def arrange(self, pairs: Pairs, order: Ints, size: int, junk: Ints) -> None:
-        """Take note of who matches and who is ignored.
+        """Compute the bounds of all matches and sort the ignored pairs by tile.
 
-        `pairs` number the `size` queries of the turn as they came, of which the i-th taken is order[i].
+        `pairs` number the `size` queries of the block in their original order; the i-th processed query is order[i].
         """
         position = np.full(size, -1)
         position[order] = np.arange(len(order))
@@ -205,11 +204,11 @@ class _Turn:
             column, junk = position[column], np.sort(position[junk])
         self.junk = junk
         by_row = np.argsort(row, kind="stable")
-        by_row = by_row[np.searchsorted(row[by_row], 0) :]  # those that are taken
+        by_row = by_row[np.searchsorted(row[by_row], 0) :]  # only processed queries
         row, column, match = row[by_row], column[by_row], match[by_row]
         self._hide(row, column)
         row, column = row[match], column[match]
-        if self.gallery is None:  # each pair once, for both
+        if self.gallery is None:  # each pair is used for both of its queries
             row, column = row[row < column], column[row < column]
         similarity = self._similarities(row, column)
         bound = bounds_of(similarity, self._tolerance(row, column, similarity), self.ties)
@@ -218,7 +217,7 @@ class _Turn:
         self._bound(*self.across.union(row, bound))
 
     def _hide(self, row: Ints, column: Ints) -> None:
-        """Sort the pairs that are no negatives by the tile they are in."""
+        """Sort the matches and ignored pairs by tile."""
         across = -(-self.columns // self.tile)
         key = row // self.tile * across + column // self.tile
         by_tile = np.argsort(key, kind="stable")
@@ -249,23 +248,23 @@ class _Turn:
         return self.gallery.read(column)
 
     def _similarities(self, row: Ints, column: Ints) -> Tensor:
-        """Of pairs in the order of their rows, in float64."""
-        found = torch.empty(len(row), dtype=torch.float64, device=self.left.device)
+        """The float64 similarities of pairs that are sorted by row."""
+        similarities = torch.empty(len(row), dtype=torch.float64, device=self.left.device)
         starts = np.searchsorted(row, np.arange(0, len(self.left) + ROWS_AT_A_TIME, ROWS_AT_A_TIME))
 
         def multiply(start: int, memory: Tensor) -> None:
-            """All products of neighbouring rows, most of which have the same columns."""
+            """Multiply some consecutive rows, most of which have the same columns."""
             pairs = np.arange(starts[start], starts[start + 1])
             left = self.left[start * ROWS_AT_A_TIME : (start + 1) * ROWS_AT_A_TIME].double()
             columns, which = np.unique(column[pairs], return_inverse=True)
             for part in parts_of(len(columns), self._at_a_time()):
                 product = torch.mm(left, self._right(columns[part]).double().t())
-                here = (which >= part.start) & (which < part.stop)
-                at = row[pairs[here]] - start * ROWS_AT_A_TIME, which[here] - part.start
-                found[self._index(pairs[here])] = product[self._index(at[0]), self._index(at[1])]
+                used = (which >= part.start) & (which < part.stop)
+                entry = row[pairs[used]] - start * ROWS_AT_A_TIME, which[used] - part.start
+                similarities[self._index(pairs[used])] = product[self._index(entry[0]), self._index(entry[1])]
 
         self.team.run(partial(multiply, start) for start in range(len(starts) - 1))
-        return found
+        return similarities
 
     def _index(self, numbers: Ints) -> Tensor:
         return torch.from_numpy(numbers).to(self.left.device)
@@ -274,24 +273,23 @@ class _Turn:
         return max(1, NUMBERS_AT_A_TIME // self.left.shape[1])
 
     def _tolerance(self, row: Ints, column: Ints, similarity: Tensor) -> Tensor | float:
-        """By how much the similarities of these pairs may differ from others that are tied with them."""
+        """The largest difference between the similarities of these pairs and similarities tied with them."""
         if self.lengths is None:
             return TIED_CODES if self.similarity == "hamming" else TIED
-        added = 2 if self.similarity == "l2" else 0  # coordinates
-        own = self.left.shape[1] - added
+        dimension = self.left.shape[1] - (2 if self.similarity == "l2" else 0)  # without the added coordinates
         right = torch.empty(len(column), dtype=torch.float64, device=self.left.device)
         for part in parts_of(len(column), self._at_a_time()):
-            right[part] = torch.linalg.vector_norm(self._right(column[part])[:, :own], dim=1, dtype=torch.float64)
-        left: Tensor = torch.linalg.vector_norm(self.left[:, :own], dim=1, dtype=torch.float64)[self._index(row)]
+            right[part] = torch.linalg.vector_norm(self._right(column[part])[:, :dimension], dim=1, dtype=torch.float64)
+        left: Tensor = torch.linalg.vector_norm(self.left[:, :dimension], dim=1, dtype=torch.float64)[self._index(row)]
         if self.similarity == "dot":
             return TIED * left * right
-        # Distances d are tied that differ by TIED of the vectors' lengths; the similarity is (|x|² − d²)/2.
+        # Distances d are tied if they differ by TIED times the norms; the similarity is (|x|² − d²)/2.
         distance = (left.square() - 2 * similarity).clamp_min_(0).sqrt_()
         apart = TIED * torch.maximum(left, right)
         return apart * (distance + apart / 2)
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Count."""
+        """Count the negatives in all tiles."""
         if self.gallery is None:
             tiles = range(len(self.bounds))
             self.team.run(
@@ -325,7 +323,7 @@ class _Turn:
             progress(size * (1 + mirrored))
 
     def _mask(self, scores: Tensor, down: int, across: int) -> None:
-        """Leave nothing but negatives."""
+        """Set the scores of matches, ignored items and junk to -∞."""
         tile = down * -(-self.columns // self.tile) + across
         hidden = slice(self.hidden_start[tile], self.hidden_start[tile + 1])
         scores[self.hidden_row[hidden], self.hidden_column[hidden]] = -torch.inf
@@ -339,15 +337,15 @@ class _Turn:
         return self._index(self.junk[a:b] - tile * self.tile)
 
     def _count(self, scores: Tensor, left: Tensor, right: Tensor, down: int, memory: Tensor) -> None:
-        """Add to the counts of the queries of the tile `down`, whose vectors are `left`."""
+        """Add to the counts of the queries in tile `down`, whose vectors are `left`."""
         bounds = self.bounds[down]
         if bounds.exact.shape[1] == 0:
             return
         counted = None if down in self.crowded else tally(scores, bounds.low, bounds.high, memory)
-        if counted is None:  # so many are near a bound that all are computed again
+        if counted is None:  # too many doubtful scores: compute the whole tile in float64
             self.crowded.add(down)
-            again = torch.mm(left.double(), right.double().t()).masked_fill_(torch.isneginf(scores), -torch.inf)
-            counts = count_at_least(again, bounds.exact)
+            precise = torch.mm(left.double(), right.double().t()).masked_fill_(torch.isneginf(scores), -torch.inf)
+            counts = count_at_least(precise, bounds.exact)
         else:
             counts, doubts = counted
             for part in parts_of(len(doubts), self._at_a_time()):

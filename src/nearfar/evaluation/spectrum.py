@@ -1,4 +1,4 @@
-"""How many directions an embedding uses."""
+"""The spectrum of an embedding: how many directions it uses."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FLOOR = 2**-23  # of the largest singular value: what float32 embeddings cannot tell from zero
+FLOOR = 2**-23  # of the largest singular value: the resolution of float32 embeddings
 COLLAPSED = 1e-6  # of the largest variance
 ROWS_AT_A_TIME = 2**13
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of the unit vectors as a matrix (N, D)."""
+    """The spectrum of the unit vectors as a matrix (N, D)."""
 
-    singular_values: npt.NDArray[np.float64]  # (min(N, D),) falling, not centred
-    variances: npt.NDArray[np.float64]  # (D,) falling: eigenvalues of the covariance
-    decay: float  # KL(uniform ‖ singular values / their sum) (Roth et al. 2020); 0 if all directions are used alike
+    singular_values: npt.NDArray[np.float64]  # (min(N, D),) descending, not centred
+    variances: npt.NDArray[np.float64]  # (D,) eigenvalues of the covariance, descending
+    decay: float  # KL(uniform ‖ singular values / their sum) (Roth et al. 2020); 0 if all directions are used equally
     effective_rank: (
         float  # exp(entropy of the centred singular values) (Roy and Vetterli 2007); 0 if all rows are equal
     )
@@ -26,7 +26,7 @@ class Spectrum:
 
 
 def spectrum(x: Tensor) -> Spectrum:
-    """From x (N, D), accumulated in float64. Singular values below 2^-23 of the largest count as that in `decay`."""
+    """The spectrum of x (N, D), in float64. `decay` clips singular values at 2^-23 of the largest."""
     n, dimension = x.shape
     second = torch.zeros(dimension, dimension, dtype=torch.float64, device=x.device)
     mean = torch.zeros(dimension, dtype=torch.float64, device=x.device)
@@ -35,9 +35,9 @@ def spectrum(x: Tensor) -> Spectrum:
         second.addmm_(wide.t(), wide)
         mean += wide.sum(0)
     mean /= n
-    singular = _falling(second)[: min(n, dimension)] ** 0.5
-    variances = _falling(second / n - torch.outer(mean, mean))
-    if variances[0] < FLOOR**2:  # all rows are one, but for rounding
+    singular = _descending_eigenvalues(second)[: min(n, dimension)] ** 0.5
+    variances = _descending_eigenvalues(second / n - torch.outer(mean, mean))
+    if variances[0] < FLOOR**2:  # all rows are equal up to rounding
         variances[:] = 0
     return Spectrum(
         singular_values=singular,
@@ -48,7 +48,7 @@ def spectrum(x: Tensor) -> Spectrum:
     )
 
 
-def _falling(matrix: Tensor) -> npt.NDArray[np.float64]:
+def _descending_eigenvalues(matrix: Tensor) -> npt.NDArray[np.float64]:
     values: npt.NDArray[np.float64] = torch.linalg.eigvalsh(matrix).flip(0).clamp_min(0).cpu().numpy()
     return values
 

@@ -1,4 +1,4 @@
-"""Student's distribution: what a mean of few is worth.
+"""Student's t distribution, and the distribution of the sum of two errors.
 
 References: Abramowitz and Stegun, 26.7.3 and 26.7.4.
 """
@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-MANY = 1000  # degrees of freedom, beyond which the distribution hardly changes
-POINTS = 4000  # of the rule that adds up the sum of two variables
-Error = tuple[float, int]  # a scale and degrees of freedom: of scale · T
+MANY = 1000  # degrees of freedom beyond which the distribution hardly changes
+POINTS = 4000  # of the quadrature for the sum of two variables
+Error = tuple[float, int]  # scale and degrees of freedom of scale · T
 
 
 @functools.lru_cache(maxsize=256)
 def quantile(probability: float, degrees: int) -> float:
-    """The t for which Student's distribution with `degrees` >= 1 degrees of freedom is below t with `probability`."""
+    """The quantile of Student's distribution with `degrees` >= 1 degrees of freedom."""
     if probability < 0.5:
         return -quantile(1 - probability, degrees)
     low, high = 0.0, math.pi / 2  # of atan(t / √degrees)
@@ -29,12 +29,12 @@ def quantile(probability: float, degrees: int) -> float:
 
 
 def above(t: Any, degrees: int) -> Any:
-    """The chance of T > t."""
+    """P(T > t)."""
     return (1 - np.sign(t) * _within(np.arctan(np.abs(t) / math.sqrt(degrees)), degrees)) / 2
 
 
 def _within(angle: Any, degrees: int) -> Any:
-    """The chance of |T| < √degrees·tan(angle): a finite sum, for whole degrees of freedom."""
+    """P(|T| < √degrees·tan(angle)), which is a finite sum for whole degrees of freedom."""
     sine, cosine = np.sin(angle), np.cos(angle)
     odd = degrees % 2
     term, total = cosine if odd else 1.0, 0.0
@@ -45,7 +45,7 @@ def _within(angle: Any, degrees: int) -> Any:
 
 
 def beyond(distance: float, errors: tuple[Error, ...]) -> float:
-    """The chance that the sum of one or two independent errors is further from 0 than `distance`."""
+    """The probability that the sum of one or two independent errors is further from 0 than `distance`."""
     errors = tuple((scale, min(degrees, MANY)) for scale, degrees in errors if scale > 0)
     if not errors:
         return float(distance <= 0)
@@ -59,7 +59,7 @@ def beyond(distance: float, errors: tuple[Error, ...]) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _points(degrees: int) -> tuple[Floats, Floats]:
-    """Values of T and their weights: of the angle atan(t/√degrees), whose density is a power of its cosine."""
+    """Quadrature points of T and their weights, from the angle atan(t/√degrees), whose density is a power of cosine."""
     reach = min(math.pi / 2, 15 / math.sqrt(degrees))
     angle = reach * ((2 * np.arange(POINTS) + 1) / POINTS - 1)
     weight = np.cos(angle) ** (degrees - 1)
@@ -67,10 +67,10 @@ def _points(degrees: int) -> tuple[Floats, Floats]:
 
 
 def half_width(errors: tuple[Error, ...], confidence: float) -> float:
-    """How far the sum of the errors is from 0 at most, with that probability."""
+    """The distance from 0 that the sum of the errors does not exceed with probability `confidence`."""
     if len(errors) == 1:
         return errors[0][0] * quantile((1 + confidence) / 2, min(errors[0][1], MANY))
-    # Either error stays within its quantile of half the risk, or it is further.
+    # An upper bound: each error exceeds its term with half of the risk.
     high = sum(scale * quantile(1 - (1 - confidence) / 4, min(degrees, MANY)) for scale, degrees in errors)
     low = 0.0
     while high - low > 1e-9 * high:

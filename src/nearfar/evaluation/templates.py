@@ -1,4 +1,4 @@
-"""Template pooling, as the IJB benchmarks have it: many pictures and video frames of one person become one vector."""
+"""Template pooling, as in the IJB benchmarks: one vector for the images and video frames of a person."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ ROWS_AT_A_TIME = 2**14
 
 
 class Templates(NamedTuple):
-    """Pooled embeddings (T, D), of unit length, and the name of each template (T,), in sorted order."""
+    """Pooled embeddings (T, D) of unit length, and the sorted ids of the templates (T,)."""
 
     embeddings: Tensor
     ids: npt.NDArray[Any]
@@ -29,21 +29,21 @@ def pool_templates(
     quality: Any = None,
     keep_norms: bool = True,
 ) -> Templates:
-    """Mean over the pictures of each medium, sum over the media of each template, then unit length:
+    """Average the images of each medium, sum over the media of each template, and normalise:
 
         x_i = q_i (e_i + flipped_i)          t = normalize( Σ_media mean_{i in medium} x_i )
 
-    so that the hundred frames of one video count as much as one photograph. A medium's number may return in another
-    template, where it is another medium. A template whose pictures cancel stays zero, and similar to nothing.
+    so that a video of a hundred frames counts as much as a photograph. The same medium id in two templates means two
+    media. A template whose vectors cancel is zero, with similarity 0 to everything.
 
     Args:
-        embeddings: (N, D), one per picture; a tensor, an array or a memory map.
-        templates: (N,) which template each picture belongs to; numbers or strings.
-        media: (N,) which medium (photograph or video) it was taken from.
-        flipped: (N, D), embeddings of the mirrored pictures, added to the others.
-        quality: (N,) weights of the pictures, not negative, such as a detector's score.
-        keep_norms: keep the length of each embedding, which grows with a picture's quality (insightface's
-            `use_norm_score`); if False, each becomes a unit vector first.
+        embeddings: (N, D), one per image; a tensor, an array or a memory map.
+        templates: (N,) template of each image; numbers or strings.
+        media: (N,) medium (photograph or video) of each image.
+        flipped: (N, D) embeddings of the mirrored images, which are added.
+        quality: (N,) non-negative weights of the images, such as a detector's score.
+        keep_norms: keep the norm of each embedding, which grows with the quality of an image (insightface's
+            `use_norm_score`); False normalises each embedding first.
     """
     rows = inputs.Rows(embeddings, "embeddings")
     mirrored = None if flipped is None else inputs.Rows(flipped, "flipped")
@@ -57,7 +57,7 @@ def pool_templates(
     ids, template = np.unique(inputs.labels(templates, len(rows), "templates"), return_inverse=True)
     names, medium = np.unique(inputs.labels(media, len(rows), "media"), return_inverse=True)
     _, group, size = np.unique(template.astype(np.int64) * len(names) + medium, return_inverse=True, return_counts=True)
-    # The sum over media of means is a sum over pictures, each divided by how many its medium has.
+    # A sum of the media's means is a sum over images, each divided by the number of images of its medium.
     weight = torch.from_numpy(_quality(quality, len(rows)) / size[group])
     into = torch.from_numpy(template.astype(np.int64))
     pooled = torch.zeros(len(ids), rows.dimension, dtype=torch.float64)
@@ -73,7 +73,7 @@ def pool_templates(
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Of unit length, however short; zero vectors stay zero."""
+    """Normalise rows to unit length; zero vectors stay zero."""
     return x / inputs.positive(torch.linalg.vector_norm(x, dim=1))[:, None]
 
 
@@ -82,7 +82,7 @@ def _quality(quality: Any, n: int) -> npt.NDArray[np.float64]:
         return np.ones(n)
     weights = inputs.to_numpy(quality).astype(np.float64)
     if weights.shape != (n,):
-        raise InputError(f"quality {weights.shape} must be one weight for each of the {n} embeddings")
+        raise InputError(f"quality must have the shape ({n},), one weight for each embedding, not {weights.shape}")
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
         raise InputError(

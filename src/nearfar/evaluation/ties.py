@@ -1,7 +1,7 @@
-"""When two similarities are equal, and what a negative must then reach to stand before a match.
+"""Ties: when two similarities count as equal.
 
-Matrix products of float32 give equal pairs of vectors slightly different results, with where in the matrix they happen
-to be: up to 5 units of the last place of 1 were seen, at dimensions from 64 to 4,096.
+A float32 matrix product can give equal pairs of vectors different results, depending on their position in the matrix.
+The largest difference measured was 5 float32 ulps of 1, at dimensions from 64 to 4,096.
 """
 
 from typing import Literal
@@ -11,12 +11,12 @@ from torch import Tensor
 
 Ties = Literal["pessimistic", "optimistic"]
 
-TIED = 8 * 2.0**-23  # of the vectors' lengths: similarities that differ by no more are tied
-TIED_CODES = 0.5  # inner products of codes are whole numbers
+TIED = 8 * 2.0**-23  # largest difference of tied similarities, relative to the norms of the vectors
+TIED_CODES = 0.5  # for inner products of codes, which are integers
 
 
 def bounds_of(matches: Tensor, tolerance: Tensor | float, ties: Ties) -> Tensor:
-    """What a negative must at least reach to stand before each match, of which these are the similarities."""
+    """The lowest similarity at which a negative is ranked before each match, from the similarities of the matches."""
     if ties == "pessimistic":
         return matches - tolerance
     above: Tensor = torch.nextafter(matches + tolerance, matches.new_tensor(torch.inf))

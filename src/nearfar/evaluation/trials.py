@@ -1,12 +1,10 @@
-"""Identification rehearsed on classes that the model was not trained on.
+"""Identification trials on classes that the model was not trained on.
 
-In every round each class enrols some of its pictures, as many as the classes of the index at hand; others are probes. A
-probe plays two parts, against classes drawn at random from its fold:
+In every round, each class enrols some of its images, with numbers drawn from those of the index, and others are probes.
+Each probe is tried twice against random classes of its fold:
 
-    known:      its own class and G − 1 others are enrolled.     Is its class named, and with how much evidence?
-    stranger:   G others are enrolled, and its own is not.       With how much evidence is some class named?
-
-so that every picture tells of both, at exactly the number of classes that is asked for.
+    known:      its class and G − 1 others are enrolled.     Is its class named, and with what evidence?
+    stranger:   G others are enrolled, but not its class.    With what evidence is a class named?
 """
 
 from dataclasses import dataclass
@@ -19,19 +17,19 @@ import numpy.typing as npt
 from nearfar.evaluation.enrolment import Floats, Integers, Rule, best, class_scores, evidence
 from nearfar.evaluation.ties import TIED
 
-MOST_CLASSES = 256  # of a fold: more make the trials slower, and the answer little surer
-MOST_ENROLLED = 30  # pictures of a class
-PROBES = 3_000  # in a round, of all classes together
+MOST_CLASSES = 256  # of a fold; more would be slower and hardly more accurate
+MOST_ENROLLED = 30  # images of a class
+PROBES = 3_000  # in a round, over all classes
 MOST_OF_A_CLASS = 20  # probes
-ROWS = 20_000  # trials that are wished for, by more rounds where there are few pictures
+ROWS = 20_000  # target number of trials, reached by more rounds if there are few images
 MOST_ROUNDS, LEAST_ROUNDS = 40, 4
 
 
 @dataclass(frozen=True)
 class Held:
-    """Pictures of one fold that can be compared: unit vectors (N, D), and their classes (N,) as places 0 … C − 1.
+    """The images of a fold: unit vectors (N, D) and class indices (N,) from 0 to C − 1, sorted.
 
-    Every class has two pictures at least, so that one can be enrolled and another be the probe.
+    Every class has at least two images, so that one can be enrolled and another can be a probe.
     """
 
     vectors: Floats
@@ -39,22 +37,24 @@ class Held:
 
     @property
     def classes(self) -> int:
-        """C."""
+        """The number of classes."""
         return int(self.places[-1]) + 1
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What became of T probes, each in both parts.
+    """The results of T probes, each as known probe and as stranger.
 
     Attributes:
-        label: (T,) the class of the probe, over all folds.
-        round: (T,) the enrolment that it met; those of one round met the same pictures of the same classes.
-        known: (T,) the evidence for the best class where its own is enrolled; `right`: whether that is its own.
-        stranger: (T,) the evidence where its own is not enrolled; `named`: (T,) for which class that is.
+        label: (T,) class of the probe, numbered over all folds.
+        round: (T,) round of the probe; probes of a round met the same images of the same classes.
+        known: (T,) evidence for the best class if the probe's class is enrolled.
+        right: (T,) whether the best class is the probe's class.
+        stranger: (T,) evidence for the best class if the probe's class is not enrolled.
+        named: (T,) this best class.
         classes: C, over all folds.
-        enrolled: G, how many classes were enrolled.
-        images: the mean number of pictures that a class enrolled.
+        enrolled: G, the number of enrolled classes.
+        images: the mean number of images that a class enrolled.
     """
 
     label: Integers
@@ -69,19 +69,19 @@ class Trials:
 
     @cached_property
     def weight(self) -> npt.NDArray[np.float64]:
-        """(T,) such that every class counts alike, 1 in all."""
+        """(T,) weights with a sum of 1, in which every class counts equally."""
         size = np.bincount(self.label, minlength=self.classes)
         return np.asarray(1 / (size[self.label] * self.classes))
 
 
 def folds_of(vectors: Floats, labels: Integers, fold: Integers, seed: int = 0) -> list[Held]:
-    """The folds that trials can be made with; classes of one picture are left out, and folds of much fewer classes.
+    """Prepare the folds for trials, without classes of one image and without folds of far fewer classes than others.
 
     Args:
         vectors: (N, D), of unit length; labels, fold: (N,).
     """
     rng = np.random.default_rng(seed)
-    found = []
+    folds = []
     for number in np.unique(fold):
         rows = np.flatnonzero(fold == number)
         names, size = np.unique(labels[rows], return_counts=True)
@@ -91,20 +91,21 @@ def folds_of(vectors: Floats, labels: Integers, fold: Integers, seed: int = 0) -
         rows = rows[np.isin(labels[rows], names)]
         rows = rows[np.argsort(labels[rows], kind="stable")]
         if len(names) > 1:
-            found.append(Held(vectors[rows], np.searchsorted(names, labels[rows])))
-    most = max((held.classes for held in found), default=0)
-    return [held for held in found if 2 * held.classes >= most]
+            folds.append(Held(vectors[rows], np.searchsorted(names, labels[rows])))
+    most = max((held.classes for held in folds), default=0)
+    return [held for held in folds if 2 * held.classes >= most]
 
 
 def rehearse(folds: list[Held], counts: Integers, enrolled: int, rule: Rule, seed: int = 0) -> Trials:
-    """Rounds of trials in every fold.
+    """Run rounds of trials in every fold.
 
     Args:
-        folds: of `folds_of`; each has more than `enrolled` classes.
-        counts: numbers of pictures of enrolled classes, from which each class draws one. A class with too few pictures
+        folds: the result of `folds_of`; each must have more than `enrolled` classes.
+        counts: numbers of images of enrolled classes, from which each class draws one. A class with too few images
             enrols all but one of them.
-        enrolled: G.
+        enrolled: G, the number of enrolled classes.
         rule: how a class is scored.
+        seed: the seed of the trials.
     """
     rng = np.random.default_rng(seed)
     total = sum(held.classes for held in folds)
@@ -114,50 +115,51 @@ def rehearse(folds: list[Held], counts: Integers, enrolled: int, rule: Rule, see
     images, first = [], 0
     for held in folds:
         for _ in range(rounds):
-            chosen, asked = _dealt(held, counts, probes, rng)
-            own, among = held.places[asked], held.vectors[chosen]
-            scores = class_scores(held.vectors[asked], among, held.places[chosen], held.classes, rule)
+            gallery_rows, probe_rows = _draw(held, counts, probes, rng)
+            labels, gallery = held.places[probe_rows], held.vectors[gallery_rows]
+            scores = class_scores(held.vectors[probe_rows], gallery, held.places[gallery_rows], held.classes, rule)
             order = rng.permutation(held.classes)
             for start in range(0, min(held.classes, 10 * enrolled), enrolled):
-                known, right, stranger, named = _met(scores, own, np.roll(order, -start), enrolled)
-                number = np.full(len(own), len(parts))
-                parts.append([own + first, number, known, right, stranger, named + first])
-            images.append(len(chosen) / held.classes)
+                known, right, stranger, named = _try(scores, labels, np.roll(order, -start), enrolled)
+                number = np.full(len(labels), len(parts))
+                parts.append([labels + first, number, known, right, stranger, named + first])
+            images.append(len(gallery_rows) / held.classes)
         first += held.classes
     label, number, known, right, stranger, named = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Trials(label, number, known, right, stranger, named, total, enrolled, float(np.mean(images)))
 
 
-def _met(
-    scores: Floats, own: Integers, order: Integers, enrolled: int
+def _try(
+    scores: Floats, labels: Integers, order: Integers, enrolled: int
 ) -> tuple[Floats, npt.NDArray[np.bool_], Floats, Integers]:
-    """Every probe in both parts: `known`, `right`, `stranger` and `named` of `Trials`.
+    """Try every probe as known probe and as stranger. Returns `known`, `right`, `stranger` and `named` of `Trials`.
 
-    The first G classes of the order are enrolled; who is of one of these meets the next one in its place as a stranger.
+    The first G classes of the order are enrolled. For a stranger of one of them, the next class takes its place.
     """
-    rows = np.arange(len(own))
-    mine = scores[rows, own]
-    place = np.argsort(order)[own]
+    rows = np.arange(len(labels))
+    true_score = scores[rows, labels]
+    position = np.argsort(order)[labels]
     columns = np.arange(enrolled)
-    others = order[columns + (columns >= place[:, None])]
-    foreign = np.take_along_axis(scores, others, axis=1)
-    met = best(foreign)
-    named = others[rows, met.place]
+    others = order[columns + (columns >= position[:, None])]
+    other_scores = np.take_along_axis(scores, others, axis=1)
+    strangers = best(other_scores)
+    named = others[rows, strangers.place]
     if enrolled == 1:
-        return evidence(mine, np.zeros_like(mine)), np.ones(len(own), np.bool_), met.evidence, named
-    rivals = best(foreign[:, :-1])  # the last of them gives way to the own class
-    right = mine > rivals.score + TIED
-    beaten_by = rivals.runner_up_score if enrolled > 2 else mine
-    second = np.where(right, rivals.score, np.maximum(mine, beaten_by))
-    return evidence(np.where(right, mine, rivals.score), second), right, met.evidence, named
+        right = np.ones(len(labels), np.bool_)
+        return evidence(true_score, np.zeros_like(true_score)), right, strangers.evidence, named
+    rivals = best(other_scores[:, :-1])  # the probe's class takes the place of the last one
+    right = true_score > rivals.score + TIED
+    second_rival = rivals.runner_up_score if enrolled > 2 else true_score
+    second = np.where(right, rivals.score, np.maximum(true_score, second_rival))
+    return evidence(np.where(right, true_score, rivals.score), second), right, strangers.evidence, named
 
 
-def _dealt(held: Held, counts: Integers, probes: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
-    """Rows that are enrolled and rows that are probes."""
+def _draw(held: Held, counts: Integers, probes: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
+    """Draw the rows to enrol and the rows of the probes."""
     size = np.bincount(held.places)
     starts = np.cumsum(size) - size
     shuffled = np.lexsort((rng.random(len(held.places)), held.places))
     rank = np.arange(len(shuffled)) - starts[held.places[shuffled]]
-    wished = np.minimum(rng.choice(counts, held.classes), MOST_ENROLLED)
-    taken = np.minimum(wished, size - 1)[held.places[shuffled]]
+    wanted = np.minimum(rng.choice(counts, held.classes), MOST_ENROLLED)
+    taken = np.minimum(wanted, size - 1)[held.places[shuffled]]
     return shuffled[rank < taken], shuffled[(rank >= taken) & (rank < taken + probes)]

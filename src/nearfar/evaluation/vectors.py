@@ -1,4 +1,4 @@
-"""Embeddings as vectors whose inner products are the similarities, whatever these are."""
+"""Converts embeddings to vectors whose inner products are the similarities."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -13,21 +13,21 @@ from nearfar.evaluation.inputs import Part, Rows
 
 Similarity = Literal["cosine", "dot", "l2", "hamming"]
 
-PANEL = 2**24  # bytes that are read at a time
-LONGEST = 1e18  # whose square is within float32
+PANEL = 2**24  # bytes read at a time
+LONGEST = 1e18  # largest norm, whose square is within float32
 
 
 def parts_of(count: int, step: int) -> Iterator[slice]:
-    """0 … count, so many at a time."""
+    """Consecutive slices of 0 … count with `step` items each."""
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 class Vectors:
-    """Embeddings made such that their inner products are the similarities, float32.
+    """Embeddings as float32 vectors whose inner products are the similarities.
 
-    cosine: of unit length. dot: as they are. hamming: of +1 and −1. l2: x·y − |y|²/2, which orders the gallery as
-    −|x − y|² does: queries get two coordinates of 1, gallery items −|y|²/2 split into two float32 numbers, the rounded
-    one and the rest.
+    cosine: vectors of unit length. dot: the embeddings. hamming: vectors of +1 and −1. l2: the similarity is
+    x·y − |y|²/2, which orders the gallery like −|x − y|². Queries get two more coordinates of 1, and gallery items get
+    −|y|²/2, split into a float32 number and its rounding error.
     """
 
     def __init__(self, rows: Rows | Codes, similarity: Similarity, *, gallery: bool):
@@ -40,7 +40,7 @@ class Vectors:
         return len(self.rows)
 
     def read(self, part: Part) -> Tensor:
-        """Some of them."""
+        """The vectors of some rows."""
         if self._held is not None:
             return self._held[part if isinstance(part, slice) else torch.from_numpy(part).to(self._held.device)]
         if isinstance(self.rows, Rows) and self.similarity == "cosine":
@@ -55,24 +55,24 @@ class Vectors:
         return torch.cat([x, rounded[:, None], (half - rounded.double()).float()[:, None]], 1)
 
     def pieces(self, multiple: int = 1) -> Iterator[slice]:
-        """Parts to read one after the other, whole multiples of some number of items."""
+        """Consecutive ranges of rows for reading, whose sizes are multiples of `multiple`."""
         return parts_of(len(self), max(1, PANEL // (4 * self.dimension) // multiple) * multiple)
 
     def hold(self) -> None:
-        """Keep all of them in memory."""
+        """Hold all vectors in memory."""
         held = torch.empty(len(self), self.dimension, device=self.rows.device)
         for piece in self.pieces():
             held[piece] = self.read(piece)
         self._held = held
 
     def longest(self) -> float:
-        """The largest length; where they have not been read, they are, so that bad rows are found before the work."""
+        """The largest norm. Reads all vectors, so that invalid rows are found before the search."""
         if self._held is not None and self.similarity == "cosine":
             return 1.0
         longest = max(float(Rows.norms(self.read(piece)).max()) for piece in self.pieces())
         if longest > LONGEST:
             raise InputError(
-                f'{self.rows.name} have vectors so long that similarity="{self.similarity}" exceeds float32: '
+                f'{self.rows.name} have such large norms that similarity="{self.similarity}" exceeds float32: '
                 "divide them by a constant"
             )
         return 1.0 if self.similarity == "cosine" else longest

@@ -1,6 +1,6 @@
-"""Verification: do two pictures show the same? Scores of labelled pairs, turned into the numbers people publish.
+"""Verification metrics: whether two images show the same, from the scores of labelled pairs.
 
-A threshold t accepts every pair with score >= t, so that equal scores are accepted or refused together:
+A threshold t accepts every pair with score >= t, so that equal scores are accepted or rejected together:
 
     TAR(t) = accepted same pairs / same pairs            FAR(t) = accepted different pairs / different pairs
 
@@ -22,12 +22,12 @@ from nearfar.evaluation import inputs
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-PAIRS_AT_A_TIME = 2**23  # numbers gathered by pair_scores at a time
+PAIRS_AT_A_TIME = 2**23  # numbers gathered by pair_scores
 
 
 @dataclass(frozen=True)
 class Roc:
-    """One point per distinct score, from the highest down; the first point accepts nothing (threshold = infinity)."""
+    """An ROC curve, with a point for each distinct score, descending. The first threshold is infinity."""
 
     thresholds: Floats
     far: Floats
@@ -36,8 +36,8 @@ class Roc:
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """How many pairs of each kind each threshold accepts: `thresholds` are the distinct scores from the highest down,
-    led by infinity, which accepts none.
+    """The numbers of same and different pairs that each threshold accepts. `thresholds` are infinity and then the
+    distinct scores, descending.
     """
 
     thresholds: Floats
@@ -46,21 +46,21 @@ class ScoredPairs:
 
     @property
     def same(self) -> int:
-        """How many same pairs there are."""
+        """The number of same pairs."""
         return int(self.true_accepts[-1])
 
     @property
     def different(self) -> int:
-        """How many different pairs there are."""
+        """The number of different pairs."""
         return int(self.false_accepts[-1])
 
     @classmethod
     def count(cls, scores: Any, same: Any) -> "ScoredPairs":
-        """From scores (n,) and whether each pair is of the same, (n,) booleans. Both kinds must be there."""
+        """Count from scores (n,) and booleans (n,) that are True for same pairs. There must be pairs of both kinds."""
         values, kinds = _checked(scores, same)
         order = np.argsort(-values, kind="stable")
         values, kinds = values[order], kinds[order]
-        last = np.flatnonzero(np.r_[values[1:] != values[:-1], True])  # of each run of equal scores
+        last = np.flatnonzero(np.r_[values[1:] != values[:-1], True])  # last of each run of equal scores
         accepted = np.cumsum(kinds)[last]
         return cls(
             np.r_[np.inf, values[last].astype(np.float64)],
@@ -69,8 +69,8 @@ class ScoredPairs:
         )
 
     def threshold(self, point: int) -> float:
-        """A threshold that accepts what point `point` accepts: half-way to the next lower score, so that rounding on
-        another machine does not turn a pair over; infinity for the point that accepts nothing.
+        """The threshold of a point: half-way to the next lower score, so that rounding on another machine does not
+        change a decision; infinity for the point that accepts nothing.
         """
         upper = float(self.thresholds[point])
         if point == 0 or point == len(self.thresholds) - 1:
@@ -80,15 +80,15 @@ class ScoredPairs:
         return middle if lower < middle else upper
 
     def within_far(self, far: float) -> int:
-        """The strict rule: the point of largest TAR whose FAR is at most `far`."""
+        """The point of largest TAR whose FAR is at most `far`."""
         return int(np.searchsorted(self.false_accepts / self.different, far, side="right")) - 1
 
     def most_accurate(self) -> int:
-        """The point of highest accuracy; of several, the one with the highest threshold."""
+        """The point of highest accuracy, with the highest threshold among equals."""
         return int(np.argmax(self.true_accepts - self.false_accepts))
 
     def accuracy(self, point: int) -> float:
-        """The share of pairs that are decided rightly."""
+        """The share of correctly decided pairs."""
         right = int(self.true_accepts[point]) + self.different - int(self.false_accepts[point])
         return right / (self.same + self.different)
 
@@ -98,7 +98,7 @@ def roc_curve(scores: Any, same: Any) -> Roc:
 
     Args:
         scores: (n,) similarities, higher for more alike.
-        same: (n,) booleans, True where the two are the same.
+        same: (n,) booleans, True for same pairs.
     """
     pairs = ScoredPairs.count(scores, same)
     return Roc(pairs.thresholds, pairs.false_accepts / pairs.different, pairs.true_accepts / pairs.same)
@@ -112,57 +112,58 @@ def verification_metrics(
     folds: int | Any | None = None,
     thresholds: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> dict[str, float]:
-    """The numbers of a verification test.
+    """Verification metrics of scored pairs.
 
-    - `auc`: area under the ROC curve; the chance that a same pair scores higher than a different one, ties half.
-    - `eer`, `eer_threshold`: where FAR = 1 - TAR on the ROC curve, its points joined by straight lines; the threshold
-      is that of the point nearest to it.
-    - `tar@far=F`, `threshold@far=F`: by the strict rule, the largest TAR at any threshold whose FAR is at most F. It is
-      never interpolated, and never that of a nearest point beyond F. With fewer than 1 / F different pairs F cannot be
-      measured: a warning says that the value is that at no false accept.
-    - `accuracy`, `threshold`: of the best single threshold, chosen on these very pairs (so it is optimistic).
-    - `pairs`, `same_pairs`: how many.
+    - `auc`: area under the ROC curve: the probability that a same pair scores higher than a different one (ties count
+      half).
+    - `eer`, `eer_threshold`: the rate at which FAR = 1 - TAR on the linearly interpolated ROC curve, and the threshold
+      of the nearest point.
+    - `tar@far=F`, `threshold@far=F`: the largest TAR at any threshold with a FAR of at most F, without interpolation.
+      With fewer than 1 / F different pairs F cannot be measured, and a warning is issued: the TAR is that without false
+      accepts.
+    - `accuracy`, `threshold`: the best accuracy and its threshold, chosen on the same pairs (so it is optimistic).
+    - `pairs`, `same_pairs`: numbers of pairs.
 
-    With `folds`, as on LFW: for every fold the threshold is chosen on the other folds and tested on it. `accuracy_mean`
-    and `accuracy_std` (of the folds, divided by their number, as insightface has it), and `accuracy_fold_1` and on.
+    With `folds`, as on LFW, the threshold of each fold is chosen on the other folds. The result then has
+    `accuracy_mean`, `accuracy_std` (the population standard deviation, as in insightface) and `accuracy_fold_1`, ….
 
     Args:
         scores: (n,) similarities, higher for more alike; negate distances.
-        same: (n,) booleans, True where the two are the same.
-        fars: the false accept rates.
-        folds: a number of folds of consecutive pairs (10 for LFW in the order of its pairs.txt), or every pair's fold
-            (n,). Every fold needs pairs of both kinds.
-        thresholds: the thresholds that folds choose among, the first best one winning, such as
-            `-numpy.arange(0, 4, 0.01)` for insightface's grid with scores of minus the squared distance. Without it
-            every threshold is tried: the most accurate one half-way between two scores, the highest of several.
+        same: (n,) booleans, True for same pairs.
+        fars: the false accept rates F.
+        folds: the number of folds of consecutive pairs (10 for LFW in the order of its pairs.txt), or the fold of every
+            pair (n,). Every fold needs pairs of both kinds.
+        thresholds: the thresholds that folds choose from; the first best one wins. `-numpy.arange(0, 4, 0.01)` is
+            insightface's grid if the scores are negated squared distances. By default all thresholds are tried; the
+            best is half-way between two scores, and the highest among equals.
     """
     pairs = ScoredPairs.count(scores, same)
     far, tar = pairs.false_accepts / pairs.different, pairs.true_accepts / pairs.same
-    eer, at = _equal_error(far, tar)
+    eer, eer_point = _equal_error(far, tar)
     best = pairs.most_accurate()
     result = {
         "auc": float(np.sum(np.diff(far) * (tar[1:] + tar[:-1]) / 2)),
         "eer": eer,
-        "eer_threshold": pairs.threshold(at),
+        "eer_threshold": pairs.threshold(eer_point),
     }
-    for wished in fars:
-        check_rate(wished, "a FAR")
-        if 0 < wished < 1 / pairs.different:
+    for rate in fars:
+        check_rate(rate, "a FAR")
+        if 0 < rate < 1 / pairs.different:
             warnings.warn(
-                f"FAR {wished:g} cannot be measured with {pairs.different} different pairs: "
-                f"tar@far={wished:g} is that at no false accept",
+                f"FAR {rate:g} cannot be measured with {pairs.different} different pairs: "
+                f"tar@far={rate:g} is measured without false accepts",
                 stacklevel=2,
             )
-        point = pairs.within_far(wished)
-        result[f"tar@far={wished:g}"] = float(tar[point])
-        result[f"threshold@far={wished:g}"] = pairs.threshold(point)
+        point = pairs.within_far(rate)
+        result[f"tar@far={rate:g}"] = float(tar[point])
+        result[f"threshold@far={rate:g}"] = pairs.threshold(point)
     result |= {"accuracy": pairs.accuracy(best), "threshold": pairs.threshold(best)}
     if folds is not None:
         accuracies = fold_accuracies(scores, same, folds=folds, thresholds=thresholds)
         result |= {"accuracy_mean": float(accuracies.mean()), "accuracy_std": float(accuracies.std())}
         result |= {f"accuracy_fold_{number}": float(value) for number, value in enumerate(accuracies, 1)}
     elif thresholds is not None:
-        raise InputError("thresholds= are what folds choose among: give folds= too")
+        raise InputError("thresholds= needs folds=, which choose from them")
     return result | {"pairs": pairs.same + pairs.different, "same_pairs": pairs.same}
 
 
@@ -173,7 +174,7 @@ def fold_accuracies(
     folds: int | Any = 10,
     thresholds: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> Floats:
-    """The accuracy of every fold with the threshold chosen on the others; see `verification_metrics`."""
+    """The accuracy of every fold, with the threshold chosen on the other folds; see `verification_metrics`."""
     values, kinds = _checked(scores, same)
     fold = _fold_of_each(folds, len(values))
     accuracies = []
@@ -182,7 +183,7 @@ def fold_accuracies(
         if kinds[test].all() or not kinds[test].any():
             raise InputError(
                 f"fold {number + 1} has {int(kinds[test].sum())} same and {int((~kinds[test]).sum())} different pairs, "
-                "but needs both: order the pairs fold by fold as LFW's pairs.txt does, or give every pair's fold"
+                "but needs both: order the pairs by fold as in LFW's pairs.txt, or give the fold of every pair"
             )
         if thresholds is None:
             train = ScoredPairs.count(values[~test], kinds[~test])
@@ -194,12 +195,12 @@ def fold_accuracies(
 
 
 def pair_scores(embeddings: Any, pairs: Any, other: Any = None) -> npt.NDArray[np.float32]:
-    """The cosine of every pair, to be handed to `verification_metrics`. A zero vector has cosine 0 with everything.
+    """The cosine of every pair, for `verification_metrics`. A zero vector has cosine 0 with all others.
 
     Args:
-        embeddings: (N, D), a tensor, an array or a memory map; only the rows that are named are read.
-        pairs: (n, 2) indices: the first into `embeddings`, the second too, or into `other`.
-        other: (M, D), if the second of each pair is of another set.
+        embeddings: (N, D), a tensor, an array or a memory map; only the rows in `pairs` are read.
+        pairs: (n, 2) indices into `embeddings`, or into `embeddings` and `other`.
+        other: (M, D), the embeddings of the second of each pair, if they are another set.
     """
     left = inputs.Rows(embeddings, "embeddings")
     right = left if other is None else inputs.Rows(other, "other")
@@ -219,8 +220,8 @@ def _checked(scores: Any, same: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.b
     values, kinds = inputs.to_numpy(scores), inputs.to_numpy(same)
     if values.ndim != 1 or kinds.ndim != 1 or len(values) != len(kinds):
         raise InputError(
-            f"scores {values.shape} and same {kinds.shape} must be two lists of one length: "
-            "the score of every pair, and whether it is of the same"
+            f"scores {values.shape} and same {kinds.shape} must both be (n,): the score of every pair, and whether it "
+            "is a same pair"
         )
     if values.dtype.kind not in "fiub":
         raise InputTypeError(f"scores must be numbers, not {values.dtype}")
@@ -243,14 +244,14 @@ def _checked(scores: Any, same: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.b
 
 
 def check_rate(rate: float, name: str) -> None:
-    """A share."""
+    """Raise `InputError` if a rate is not between 0 and 1."""
     if not 0 <= rate <= 1:
-        raise InputError(f"{name} is a share between 0 and 1, not {rate}")
+        raise InputError(f"{name} must be between 0 and 1, not {rate}")
 
 
 def _equal_error(far: Floats, tar: Floats) -> tuple[float, int]:
-    """The rate at which FAR = 1 - TAR on the straight lines between the points, and the point nearest to it."""
-    excess = far - (1 - tar)  # rises from -1 to 1
+    """The rate at which FAR = 1 - TAR on the linearly interpolated curve, and the nearest point."""
+    excess = far - (1 - tar)  # ascends from -1 to 1
     after = int(np.searchsorted(excess, 0))
     before = after - 1
     share = excess[before] / (excess[before] - excess[after])
@@ -259,19 +260,19 @@ def _equal_error(far: Floats, tar: Floats) -> tuple[float, int]:
 
 
 def _fold_of_each(folds: int | Any, n: int) -> Ints:
-    """Folds 0, 1, ... of n pairs: consecutive ones of nearly equal size, or those that are given."""
+    """The folds 0, 1, ... of n pairs: consecutive ones of nearly equal size, or the caller's."""
     if isinstance(folds, Integral):
         folds = int(folds)
         if not 2 <= folds <= n:
-            raise InputError(f"{folds} folds of {n} pairs: there must be at least two, and a pair for each")
+            raise InputError(f"{folds} folds of {n} pairs: there must be at least two folds, with a pair in each")
         sizes = [n // folds + (number < n % folds) for number in range(folds)]
         return np.repeat(np.arange(folds), sizes)
-    given = inputs.to_numpy(folds)
-    if given.shape != (n,):
-        raise InputError(f"folds {given.shape} must name the fold of each of the {n} pairs, or be their number")
-    names, fold = np.unique(given, return_inverse=True)
+    values = inputs.to_numpy(folds)
+    if values.shape != (n,):
+        raise InputError(f"folds {values.shape} must be a number of folds, or the fold of each of the {n} pairs")
+    names, fold = np.unique(values, return_inverse=True)
     if len(names) < 2:
-        raise InputError("all pairs are of one fold: a threshold is chosen on other folds, so there must be two")
+        raise InputError("all pairs are in one fold, but thresholds are chosen on other folds: give at least two folds")
     return fold.astype(np.int64)
 
 

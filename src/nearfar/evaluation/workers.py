@@ -1,7 +1,7 @@
-"""Threads that each work on a tile of their own.
+"""Threads that each process a tile with a single core.
 
-Counting in a tile is many short operations. Were each of them divided among the cores, the cores would mostly wait for
-one another, and for ever so long on a machine that is busy with something else too.
+Counting in a tile consists of many short operations. Dividing each of them among the cores would make the cores wait
+for each other most of the time, especially on a busy machine.
 """
 
 import queue
@@ -16,7 +16,7 @@ Task = Callable[[Tensor], None]
 
 
 class Workers:
-    """As many threads as torch has, each of one core and with memory of its own."""
+    """As many threads as torch uses, each with one core and a memory buffer."""
 
     def __init__(self, pool: ThreadPoolExecutor | None, memory: list[Tensor]):
         self._pool = pool
@@ -25,11 +25,11 @@ class Workers:
             self._memory.put(part)
 
     def run(self, tasks: Iterable[Task]) -> None:
-        """All tasks, in any order; each is given memory to overwrite."""
-        for _ in map(self._one, tasks) if self._pool is None else self._pool.map(self._one, tasks):
+        """Run all tasks in any order. Each gets a buffer to overwrite."""
+        for _ in map(self._run_one, tasks) if self._pool is None else self._pool.map(self._run_one, tasks):
             pass
 
-    def _one(self, task: Task) -> None:
+    def _run_one(self, task: Task) -> None:
         memory = self._memory.get()
         try:
             task(memory)
@@ -39,13 +39,13 @@ class Workers:
 
 @contextmanager
 def workers(numbers: int, device: torch.device) -> Iterator[Workers]:
-    """Workers with so many numbers of memory each. On a GPU, which shares out its own work, there is one."""
+    """Yield workers with a buffer of `numbers` float32 numbers each. On a GPU there is only one."""
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     memory = [torch.empty(numbers, device=device) for _ in range(threads)]
     if threads == 1:
         yield Workers(None, memory)
         return
-    torch.set_num_threads(1)  # which threads that start from now on inherit
+    torch.set_num_threads(1)  # inherited by new threads
     try:
         with ThreadPoolExecutor(threads) as pool:
             yield Workers(pool, memory)

@@ -13,7 +13,7 @@ from nearfar.data import Table
 from nearfar.export.network import ExportError, input_shape
 from nearfar.imaging import BrokenImageError
 from nearfar.models import Embedder
-from nearfar.models.given import GivenFeatures
+from nearfar.models.precomputed import PrecomputedFeatures
 
 COMPARED = 16
 """The number of rows that an exported file is compared on."""
@@ -21,7 +21,7 @@ COMPARED = 16
 
 def inputs_of(model: Embedder, table: Table) -> tuple[Any, Callable[[Any], Tensor]]:
     """The inputs of all rows, and the function that makes a tensor of one."""
-    if not isinstance(model.trunk, GivenFeatures):
+    if not isinstance(model.trunk, PrecomputedFeatures):
         if table.images is None:
             raise ExportError(f"{table.name} has no images, but this model needs them: give other data with --data")
         return table.images, model.preprocess

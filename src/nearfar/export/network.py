@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearfar.errors import InputError, NearfarError
 from nearfar.models import Embedder
-from nearfar.models.given import GivenFeatures
+from nearfar.models.precomputed import PrecomputedFeatures
 
 OUTPUT = "embeddings"
 
@@ -37,12 +37,12 @@ def plain_network(model: Embedder) -> Embedder:
 
 def input_name(model: Embedder) -> str:
     """ "images", or "features" for a model without a trunk."""
-    return "features" if isinstance(model.trunk, GivenFeatures) else "images"
+    return "features" if isinstance(model.trunk, PrecomputedFeatures) else "images"
 
 
 def input_shape(model: Embedder) -> tuple[int, ...]:
     """The shape of one input: (C, H, W) of an image, (D,) of features."""
-    if isinstance(model.trunk, GivenFeatures):
+    if isinstance(model.trunk, PrecomputedFeatures):
         return (model.trunk.dimension,)
     return len(model.preprocess.channels), *model.preprocess.height_width
 

@@ -1,4 +1,4 @@
-"""What every part of nearfar stands on: files that appear whole or not at all, folders, and suggestions in errors.
+"""Shared basics: atomic file writes, folders, the files of a run, durations, and suggestions in errors.
 
-It imports the standard library and `nearfar.errors`; platformdirs is imported where it is needed.
+At import time it needs only the standard library and `nearfar.errors`.
 """

@@ -1,4 +1,4 @@
-"""Times as people write them: "10min", "1h30min", and "2 min 30 s" back."""
+"""Parses durations such as "10min" and "1h30min", and formats them as "2 min 30 s"."""
 
 import math
 import re
@@ -9,26 +9,26 @@ UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def read_seconds(text: str, name: str = "") -> float:
-    """Seconds of a time such as 90s, 10min, 1.5h or 1h30min. A number alone is none: whoever writes 10 may mean either.
+    """Parse a duration such as 90s, 10min, 1.5h or 1h30min into seconds. A number without a unit is an error.
 
     >>> read_seconds("10min"), read_seconds("1h30min")
     (600.0, 5400.0)
 
     Args:
-        name: of the option that it was given for, to be named in errors.
+        name: the option to name in errors.
     """
     whole = re.sub(r"\s", "", text.lower())
-    said = f"{name} {text.strip()}".strip()
+    setting = f"{name} {text.strip()}".strip()
     if re.fullmatch(r"[0-9]+\.?[0-9]*", whole):
-        raise InputError(f"{said}: write {whole}min or {whole}s")
+        raise InputError(f"{setting}: write {whole}min or {whole}s")
     parts = re.findall(r"([0-9]+\.?[0-9]*)([a-z]+)", whole)
     if not parts or "".join(map("".join, parts)) != whole or any(unit not in UNITS for _, unit in parts):
-        raise InputError(f"{said or 'nothing'} is no time: write 90s, 10min or 1h30min")
+        raise InputError(f"{setting or repr(text)} is not a duration: write 90s, 10min or 1h30min")
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
 def duration(seconds: float) -> str:
-    """A time to be read: in seconds, in minutes and seconds, or in hours and minutes.
+    """Format a time in seconds, in minutes and seconds, or in hours and minutes.
 
     >>> duration(7), duration(150), duration(600), duration(5400)
     ('7 s', '2 min 30 s', '10 min', '1 h 30 min')

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whatever kills the process, and whoever else is writing."""
+"""Atomic writes: files and folders appear complete or not at all, even if the process is killed or others write."""
 
 import contextlib
 import csv
@@ -13,7 +13,7 @@ from typing import IO, Any
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Add the file's name to an error of the operating system, which leaves it out while a file is being written.
+    """Add the file's name to an `OSError`, because the system does not name the file when a write fails.
 
     >>> with named_errors(Path("cache/rows")):
     ...     raise OSError(28, "No space left on device")
@@ -30,9 +30,9 @@ def named_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_path(path: Path) -> Iterator[Path]:
-    """A new, empty file to write by its name, which replaces `path` once it is complete and flushed to the disk.
+    """Yield the path of a new, empty file, which replaces `path` when the block ends, flushed to the disk.
 
-    Its name is random and it is created exclusively, so that nobody can have put a link in its place.
+    Its name is random and it is created exclusively, so that it cannot be a link that someone else has made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -51,13 +51,13 @@ def replaced_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[IO[bytes]]:
-    """The same as `replaced_path`, opened for writing."""
+    """Like `replaced_path`, but yields the open file."""
     with replaced_path(path) as partial, partial.open("r+b") as file:
         yield file
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file's content; text is written as UTF-8, and names that are no UTF-8 as the bytes they were."""
+    """Replace a file's content. Text is written as UTF-8; surrogate escapes become their original bytes."""
     with replaced_file(path) as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
 
@@ -73,9 +73,9 @@ def write_rows(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]])
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """An empty folder to fill, which takes the place of `target` once it is complete and flushed to the disk.
+    """Yield an empty folder, which replaces `target` when the block ends, flushed to the disk.
 
-    A folder that is there already is replaced: whoever calls this has checked that it may be.
+    An existing folder is deleted: the caller has checked that it may be replaced.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -104,7 +104,7 @@ def flush(path: Path) -> None:
 
 
 def _flush_folder(path: Path) -> None:
-    """Wait until names in a folder are on the disk, where the file system can do that."""
+    """Wait until the names in a folder are on the disk, if the file system supports this."""
     with contextlib.suppress(OSError):
         number = os.open(path, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""The folder of a run, as its files say: what can be read without any part of training.
+"""Reads the folder of a run without importing training.
 
-`nearfar.training.runs.Run` writes it, and says which file is what.
+`nearfar.training.runs.Run` writes the folder and documents its files.
 """
 
 import csv
@@ -18,23 +18,23 @@ CONFIGURATION, METRICS, CURVES, ENVIRONMENT = "config.yaml", "metrics.json", "cu
 
 
 class RunError(NearfarError, RuntimeError):
-    """A run cannot go on, or its folder cannot be read; the message says what was kept and what to do."""
+    """A run cannot continue, or its folder cannot be read. The message says what was saved and what to do."""
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
-    """Whether a run was begun there."""
+    """Whether a run was started in a folder."""
     return (Path(folder) / CONFIGURATION).is_file()
 
 
 def not_a_run(folder: str | os.PathLike[str]) -> str:
-    """What to say of a folder that is none."""
+    """The error message for a folder that is not a run."""
     path = Path(folder)
-    what = f"{path} is not a run: it has no {CONFIGURATION}" if path.exists() else f"there is no run {path}"
-    return f"{what}: give a folder that nearfar train left, such as runs/photos-circle-1"
+    problem = f"{path} is not a run: it has no {CONFIGURATION}" if path.exists() else f"there is no run {path}"
+    return f"{problem}: give a folder that nearfar train left, such as runs/photos-circle-1"
 
 
 class RunFolder:
-    """What a run has left, finished or not. A file that is missing says nothing; one that is damaged is an error."""
+    """The files of a run, finished or not. Missing files read as empty; damaged files raise `RunError`."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
@@ -53,22 +53,22 @@ class RunFolder:
         """The losses of the configuration, each a name with its arguments."""
         import yaml
 
-        found = (yaml.safe_load(self.configuration) or {}).get("loss") or []
-        return [loss for loss in found if isinstance(loss, dict)]
+        losses = (yaml.safe_load(self.configuration) or {}).get("loss") or []
+        return [loss for loss in losses if isinstance(loss, dict)]
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` holds; nothing before the run has measured anything."""
-        return self._mapping(METRICS, "measures again")
+        """The content of `metrics.json`; empty before the first measurement."""
+        return self._read_json(METRICS, "measures again")
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions and machine."""
-        return self._mapping(ENVIRONMENT, "goes on without it")
+        """The content of `environment.json`: versions and machine."""
+        return self._read_json(ENVIRONMENT, "continues without it")
 
     @property
     def curves(self) -> list[dict[str, float | None]]:
-        """The rows of `curves.csv`; None where a row lacks a value."""
+        """The rows of `curves.csv`, with None for empty cells."""
         path = self.folder / CURVES
         if not path.is_file():
             return []
@@ -76,37 +76,37 @@ class RunFolder:
             with path.open(newline="", encoding="utf-8") as file:
                 return [{name: float(x) if x else None for name, x in row.items()} for row in csv.DictReader(file)]
         except (ValueError, TypeError, csv.Error) as error:
-            raise self.damaged(path, error, path, "goes on without it") from error
+            raise self.damaged(path, error, path, "continues without it") from error
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run has ended."""
         return "after" in self.metrics
 
     @property
     def threshold(self) -> float | None:
-        """The similarity from which two samples count as the same, where it could be calibrated."""
-        found = self.metrics.get("threshold")
-        value = found.get("threshold") if isinstance(found, Mapping) else None
+        """The similarity from which two samples count as the same; None if it could not be calibrated."""
+        calibrated = self.metrics.get("threshold")
+        value = calibrated.get("threshold") if isinstance(calibrated, Mapping) else None
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
     def threshold_note(self) -> str:
-        """What the threshold was measured to be worth, or why there is none; a whole sentence."""
+        """A sentence about the measured precision of the threshold, or the reason why there is none."""
         note = str(self.metrics.get("threshold_note") or "")
         return f"{note[:1].upper()}{note[1:]}{'' if note.endswith('.') or not note else '.'}"
 
     def damaged(self, path: Path, error: Exception, remove: Path, then: str) -> RunError:
-        """What to say of a file that cannot be read, and what to remove so that the run does something about it."""
+        """The error for a damaged file: `remove` is what to delete, `then` what the resumed run does about it."""
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return RunError(f"{path} is damaged ({why}): remove {remove}; then nearfar train --resume {self.folder} {then}")
 
-    def _mapping(self, name: str, then: str) -> dict[str, Any]:
+    def _read_json(self, name: str, then: str) -> dict[str, Any]:
         path = self.folder / name
         try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            if not isinstance(found, dict):
+            content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            if not isinstance(content, dict):
                 raise ValueError("expected a JSON object")
         except ValueError as error:
             raise self.damaged(path, error, path, then) from error
-        return found
+        return content

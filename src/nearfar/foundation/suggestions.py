@@ -1,11 +1,11 @@
-"""What a misspelt name was meant to be."""
+"""Suggestions for misspelt names."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`, whatever its case; else one whose last part is `name`; else None.
+    """The known name most similar to `name`, ignoring case; else one whose last part is `name`; else None.
 
     >>> closest("CircelLoss", ["CircleLoss", "SupConLoss"]), closest("freeze", ["model.freeze"]), closest("x", ["seed"])
     ('CircleLoss', 'model.freeze', None)
@@ -18,7 +18,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """The end of an error about a name that is not known: what was probably meant, or what there is.
+    """The end of an error about an unknown name: the probable meaning, or the known names.
 
     >>> suggestion("adamW", ["adamw", "sgd"]), suggestion("lamb", ["adamw", "sgd"])
     ('did you mean adamw?', 'there are adamw, sgd')

@@ -1,7 +1,9 @@
 """Losses for deep metric learning, every one a setting of one formula, run by one exact engine.
 
-    the frame       loss.py        knows the pairs of a batch, owns the class vectors, calls the engine
+    the frame       loss.py        knows the pairs of a batch, calls the engine
+                    classes.py     the class vectors that a loss may own: logits, predictions, more classes
                     settings.py    the arguments of constructors, each declared once
+                    labels.py      every form of labels that is taken
                     inputs.py, mined.py     labels, masks and miners' lists, checked and turned into pairs
                     sums.py, cross_batch_memory.py, matryoshka.py, self_supervised.py   losses made of losses
                     registry.py    every loss with its paper and formula
@@ -62,6 +64,12 @@ from nearfar.losses.matryoshka import MatryoshkaLoss
 from nearfar.losses.registry import LossInfo, list_losses, list_penalties
 from nearfar.losses.self_supervised import SelfSupervisedLoss
 from nearfar.losses.sums import SumLoss
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that they are in."""
+    return [*__all__, "distributed"]
+
 
 __all__ = [
     "AMSoftmaxLoss",

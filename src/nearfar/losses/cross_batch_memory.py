@@ -1,6 +1,7 @@
 """A memory of past batches."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses import inputs, migration, mined
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_labels, squeezed
 from nearfar.losses.loss import Loss
 from nearfar.losses.mined import IndicesTuple
 from nearfar.losses.settings import PositiveInt
@@ -36,6 +39,7 @@ class CrossBatchMemory(Summand):
         loss: a pair-level loss, or a wrapper or sum of them.
         embedding_size: D.
         memory_size: how many embeddings the queue holds, at least a batch.
+        ignore_index: samples with this label neither enter the queue nor are compared with it.
         miner: `miner(embeddings, labels, memory, memory_labels)` says which pairs or triplets count, as an
             `indices_tuple` of the batch and the queue; without it, all pairs do. Pairs of a sample and its own copy
             are left out.
@@ -56,6 +60,8 @@ class CrossBatchMemory(Summand):
     embedding_size: PositiveInt
     memory_size: PositiveInt = 1024
     miner: Callable[[Tensor, Tensor, Tensor, Tensor], IndicesTuple] | None = None
+    _: KW_ONLY
+    ignore_index: int | None = -1
 
     def create_state(self) -> None:
         self.ranks: Ranks | None = None  # that share the batch and have the same queue; `distribute` sets them
@@ -77,7 +83,9 @@ class CrossBatchMemory(Summand):
     @torch.no_grad()
     def enqueue(self, embeddings: Tensor, labels: Tensor) -> None:
         """Put embeddings (n, D) of classes `labels` (n,) into the queue, without a loss."""
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
+        if self.ignore_index is not None:
+            embeddings, labels = embeddings[labels != self.ignore_index], labels[labels != self.ignore_index]
         slots = self._next_slots(len(embeddings))
         self.embedding_memory.index_copy_(0, slots, embeddings.to(self.embedding_memory.dtype))
         self.label_memory.index_copy_(0, slots, labels.long())
@@ -102,7 +110,21 @@ class CrossBatchMemory(Summand):
                 MoCo has keys and queries). Without it, all do both.
             sample_weight: (N,), of the samples in the mean.
         """
-        self._check(embeddings, labels)
+        labels = self._checked(embeddings, labels)
+        if enqueue_mask is not None and (enqueue_mask.dtype != torch.bool or enqueue_mask.shape != labels.shape):
+            raise InputError(
+                f"enqueue_mask must be a boolean mask of shape ({len(labels)},), "
+                f"not {enqueue_mask.dtype} {tuple(enqueue_mask.shape)}"
+            )
+        batch, kept = inputs.without_ignored(Batch(embeddings, labels, sample_weight=sample_weight), self.ignore_index)
+        if kept is not None:
+            if indices_tuple is not None:
+                raise InputError(f"indices_tuple needs a batch without samples of label {self.ignore_index}")
+            compared = torch.ones_like(labels, dtype=torch.bool) if enqueue_mask is None else ~enqueue_mask
+            entering_mask = None if enqueue_mask is None else enqueue_mask[kept]
+            values = self(batch.embeddings, batch.labels, None, entering_mask, sample_weight=batch.sample_weight)
+            samples = (compared.cumsum(0) - 1)[kept][compared[kept]]
+            return inputs.of_samples(values, samples, int(compared.sum()))
         listed = None
         if indices_tuple is not None:
             if enqueue_mask is not None:
@@ -110,11 +132,6 @@ class CrossBatchMemory(Summand):
             listed = mined.checked(indices_tuple, len(labels), len(labels), embeddings.device)
         entering, entering_labels = embeddings.detach().to(self.embedding_memory.dtype), labels.long()
         if enqueue_mask is not None:
-            if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != labels.shape:
-                raise InputError(
-                    f"enqueue_mask must be a boolean mask of shape ({len(labels)},), "
-                    f"not {enqueue_mask.dtype} {tuple(enqueue_mask.shape)}"
-                )
             entering, entering_labels = entering[enqueue_mask], entering_labels[enqueue_mask]
             embeddings, labels = embeddings[~enqueue_mask], labels[~enqueue_mask]
             sample_weight = None if sample_weight is None else sample_weight[~enqueue_mask]
@@ -124,10 +141,13 @@ class CrossBatchMemory(Summand):
             from_this_rank = self.ranks.own(counts)
             entering, entering_labels = (self.ranks.collected(t, counts) for t in (entering, entering_labels))
             rows = sum(self.ranks.counts(len(labels), labels.device))
-        slots = self._next_slots(len(entering))
-        filled = min(self.memory_size, int(self.num_enqueued) + len(entering))
+        # A checkpoint (torch.utils.checkpoint) calls again within backward: the batch is in the queue already.
+        recomputed = torch._C._current_graph_task_id() != -1 and self._are_last(entering)
+        slots = self._next_slots(len(entering), back=len(entering) if recomputed else 0)
+        filled = min(self.memory_size, int(self.num_enqueued) + (0 if recomputed else len(entering)))
         if self.training and torch.is_grad_enabled():
-            self.enqueue(entering, entering_labels)
+            if not recomputed:
+                self.enqueue(entering, entering_labels)
             memory, memory_labels = self.embedding_memory[:filled], self.label_memory[:filled]
         else:
             memory = self.embedding_memory[:filled].index_copy(0, slots, entering)
@@ -151,20 +171,30 @@ class CrossBatchMemory(Summand):
         migration.adopt_memory(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _check(self, embeddings: Tensor, labels: Tensor) -> None:
+    def _checked(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The class ids (N,), if they and the embeddings are what the memory takes."""
         finite = any(isinstance(module, Loss) and module.check_finite for module in self.loss.modules())
         inputs.check_embeddings(embeddings, self.embedding_size, finite=finite)  # before they are in the queue
-        inputs.check_labels(labels, len(embeddings))
+        labels = squeezed(labels)
+        check_labels(labels, len(embeddings))
         if labels.ndim != 1:
             raise InputError(
                 f"the memory keeps one class id per sample: labels must be (N,), not {tuple(labels.shape)}"
             )
+        return labels
 
-    def _next_slots(self, n: int) -> Tensor:
-        """Where the next n embeddings go."""
+    def _are_last(self, embeddings: Tensor) -> bool:
+        """Whether these embeddings are the last that have entered the queue."""
+        n = len(embeddings)
+        return n <= int(self.num_enqueued) and torch.equal(
+            self.embedding_memory[self._next_slots(n, back=n)], embeddings
+        )
+
+    def _next_slots(self, n: int, back: int = 0) -> Tensor:
+        """Where the next n embeddings go; or went, `back` embeddings ago."""
         if n > self.memory_size:
             raise InputError(f"a batch of {n} does not fit into memory_size={self.memory_size}: raise memory_size")
-        return (self.num_enqueued + torch.arange(n, device=self.num_enqueued.device)) % self.memory_size
+        return (self.num_enqueued - back + torch.arange(n, device=self.num_enqueued.device)) % self.memory_size
 
 
 def _with_copies(

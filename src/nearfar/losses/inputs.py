@@ -9,13 +9,22 @@ from nearfar.errors import InputError, InputTypeError
 from nearfar.losses import mined
 from nearfar.losses.engine.pairs import ClassPairs, MaskFunction, MaskPairs, Pairs, over_all_rows
 from nearfar.losses.engine.spec import Average
+from nearfar.losses.engine.vectors import wide
+from nearfar.losses.labels import (
+    check_class_ids,
+    check_labels,
+    check_multi_hot,
+    check_soft_labels,
+    is_soft,
+    kept,
+    squeezed,
+)
 from nearfar.losses.mined import IndicesTuple
 
 if TYPE_CHECKING:
     from nearfar.losses.loss import Loss
 
 MASK_BLOCK = 2**22  # pairs counted at a time
-FEW_LABELS = 128  # up to this number, the smallest and the largest are found on the host
 
 
 class Batch(NamedTuple):
@@ -52,9 +61,49 @@ class Batch(NamedTuple):
         return self._replace(sample_weight=listed if weight is None else weight * listed)
 
 
+def rows_of(batch: Batch, loss: "Loss") -> tuple[Batch, Tensor | None]:
+    """The rows of a batch: its samples, without those whose label is to be ignored; of soft labels a row for each class
+    that a sample may have, weighted by its probability. And the sample of each row (rows,); None if they are the same.
+    """
+    batch = batch._replace(labels=squeezed(batch.labels), ref_labels=squeezed(batch.ref_labels))
+    labels, weight = batch.labels, batch.sample_weight
+    if loss.takes_soft_labels and loss.weighted and is_soft(labels):
+        assert labels is not None
+        if batch.indices_tuple is not None:
+            raise InputError("indices_tuple goes with class ids: leave it out, or give labels.argmax(1)")
+        check_soft_labels(labels, (len(batch.embeddings), loss.num_classes))
+        check_constant(labels, "soft labels", loss)
+        samples, classes = labels.nonzero(as_tuple=True)
+        share = labels[samples, classes]
+        share = share if weight is None else share * weight[samples]
+        x = wide(batch.embeddings)[samples]
+        return batch._replace(embeddings=x, labels=classes, sample_weight=share), samples
+    return without_ignored(batch, loss.ignore_index)
+
+
+def without_ignored(batch: Batch, ignore_index: int | None) -> tuple[Batch, Tensor | None]:
+    """The batch without the samples and references that have this label, and which samples remain; None if all do."""
+    if ignore_index is None or batch.indices_tuple is not None:  # which indexes all samples
+        return batch, None
+    ref_emb, ref_labels = batch.ref_emb, batch.ref_labels
+    if ref_emb is not None and (columns := kept(ref_labels, len(ref_emb), ignore_index)) is not None:
+        assert ref_labels is not None
+        batch = batch._replace(ref_emb=ref_emb[columns], ref_labels=ref_labels[columns])
+    samples = kept(batch.labels, len(batch.embeddings), ignore_index)
+    return (batch, None) if samples is None else (batch.selected(samples), samples)
+
+
+def of_samples(values: Tensor, samples: Tensor | None, n: int) -> Tensor:
+    """The values of n samples from those of their rows (rows,), added up; a single value as it is."""
+    if samples is None or values.ndim == 0:
+        return values
+    return values.new_zeros(n).index_add(0, samples, values)
+
+
 def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
     """Raise `InputError` unless the batch says in one way which pairs there are; see `Loss.check_pairs`."""
     n, labels, positives, ref_emb = len(batch.embeddings), batch.labels, batch.positives, batch.ref_emb
+    check_no_embeddings(batch)
     by_miner = batch.indices_tuple is not None and not loss.class_level
     if by_miner and positives is not None:
         raise InputError("give either indices_tuple, or positives= (and negatives=) as boolean masks")
@@ -85,6 +134,25 @@ def check_batch(batch: Batch, loss: "Loss", columns: int | None) -> None:
         check_labels(batch.ref_labels, len(ref_emb), "ref_labels", "ref_emb")
 
 
+def check_no_embeddings(batch: Batch) -> None:
+    """Raise `InputError` for a call with (anchors, positives, negatives) or (a, b, targets), and say how it is done."""
+    labels, third = batch.labels, batch.indices_tuple
+    if not isinstance(labels, Tensor) or labels.shape != batch.embeddings.shape or not labels.is_floating_point():
+        return
+    if isinstance(third, Tensor) and third.ndim == 1:
+        raise InputError(
+            "the second argument is labels, not embeddings. For pairs of rows, of which some match, give the "
+            "second ones as ref_emb: i = torch.arange(len(a)); same, other = i[target == 1], i[target == 0]; "
+            "loss(a, ref_emb=b, indices_tuple=(same, same, other, other))"
+        )
+    if isinstance(third, Tensor) or bool((labels < 0).any()):
+        raise InputError(
+            "the second argument is labels, not embeddings: the samples of one batch are compared with each other. For "
+            "triplets of rows make them one batch: i, n = torch.arange(len(anchor)), len(anchor); "
+            "loss(torch.cat([anchor, positive, negative]), indices_tuple=(i, i + n, i + 2 * n))"
+        )
+
+
 def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddings", finite: bool = False) -> None:
     """Raise an error unless they are floating point (N, D); D is `size`, if given; finite, if `finite`."""
     if not isinstance(embeddings, Tensor):
@@ -106,32 +174,6 @@ def check_embeddings(embeddings: Tensor, size: int | None, name: str = "embeddin
             )
 
 
-def check_labels(labels: Tensor, n: int, name: str = "labels", of: str = "embeddings") -> None:
-    """Raise an error unless they are class ids (n,) or multi-hot (n, L), integers or booleans."""
-    if not isinstance(labels, Tensor):
-        raise InputTypeError(
-            f"{name} must be a torch.Tensor, not {type(labels).__name__}: torch.as_tensor({name}) makes one"
-        )
-    if labels.is_floating_point() or labels.is_complex():
-        raise InputTypeError(
-            f"{name} are {labels.dtype}: give class ids as integers ({name}.long()), "
-            f"or multi-hot labels as booleans ({name}.bool())"
-        )
-    if labels.ndim not in (1, 2):
-        raise InputError(f"{name} must be class ids (N,) or multi-hot (N, L), not {tuple(labels.shape)}")
-    if labels.shape[0] != n:
-        raise InputError(f"{len(labels)} {name} for {n} {of}: there must be one each")
-    if labels.ndim == 1 and labels.dtype == torch.bool:
-        raise InputTypeError(f"{name} are boolean: give class ids as integers ({name}.long())")
-
-
-def class_ids(labels: Tensor | None, loss: str) -> Tensor:
-    """The labels, if every sample has one class; otherwise raise `InputError`."""
-    if labels is None or labels.ndim != 1:
-        raise InputError(f"{loss} takes the one class of every sample: give class ids (N,) as labels")
-    return labels
-
-
 def check_sample_weight(weight: Tensor | None, n: int, loss: "Loss") -> None:
     """Raise an error unless they are (n,), not negative, and the loss takes them."""
     if weight is None:
@@ -139,31 +181,17 @@ def check_sample_weight(weight: Tensor | None, n: int, loss: "Loss") -> None:
     if not isinstance(weight, Tensor) or weight.shape != (n,):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise InputError(f"sample_weight must be a tensor of shape ({n},), not {shape}")
-    if weight.numel() and not bool((weight >= 0).all()):
+    if weight.numel() and not torch.compiler.is_compiling() and not bool((weight >= 0).all()):
         raise InputError("sample_weight must not be negative or NaN")
+    check_constant(weight, "sample_weight", loss)
     if loss.whole_batch:
         raise InputError(f"{type(loss).__name__} is one number for the batch: it takes no sample_weight")
 
 
-def check_class_ids(labels: Tensor, classes: int) -> None:
-    """Raise `InputError` unless they are between 0 and classes - 1."""
-    if labels.numel():
-        if labels.numel() <= FEW_LABELS:
-            ids = labels.tolist()
-            low, high = min(ids), max(ids)
-        else:
-            low, high = map(int, torch.aminmax(labels))
-        if low < 0 or high >= classes:
-            raise InputError(
-                f"labels run from {low} to {high}, but num_classes={classes} takes 0 to {classes - 1}: "
-                "number the training classes from 0, or raise num_classes"
-            )
-
-
-def check_multi_hot(labels: Tensor, classes: int) -> None:
-    """Raise `InputError` unless there is a column for every class."""
-    if labels.shape[1] != classes:
-        raise InputError(f"multi-hot labels have {labels.shape[1]} columns, but num_classes={classes}")
+def check_constant(tensor: Tensor, name: str, loss: "Loss") -> None:
+    """Raise `InputError` if a gradient by it is wanted, which only the dense form has."""
+    if tensor.requires_grad and torch.is_grad_enabled() and not loss.dense:
+        raise InputError(f"there is no gradient by {name}: detach it, or make the loss with dense=True, which has one")
 
 
 def sample_pairs(labels: Tensor, ref_labels: Tensor | None, part: slice | None = None) -> Pairs:
@@ -213,7 +241,7 @@ def mask_pairs(
         diagonal: the column of the first row's sample, where the rows are consecutive samples among the columns: no
             sample is a pair with itself.
     """
-    if negatives is not None and bool((positives & negatives).any()):
+    if negatives is not None and not torch.compiler.is_compiling() and bool((positives & negatives).any()):
         raise InputError("some pairs are in both positives and negatives")
     if transpose:
         positives, negatives = positives.t(), None if negatives is None else negatives.t()
@@ -250,7 +278,7 @@ def _mask_pairs(mask: MaskFunction, rows: int, columns: int, diagonal: int | Non
 def lacking(pairs: Pairs, average: Average) -> str | None:
     """What a batch lacks of which no row counts in this average, and what to do; None if some row counts."""
     shared = pairs.spread is not None and pairs.spread.over == "rows"  # other ranks have other rows
-    if pairs.complete and not shared:
+    if torch.compiler.is_compiling() or (pairs.complete and not shared):  # in a graph no value is known
         return None
     has_positive, has_negative = pairs.positives > 0, pairs.negatives > 0
     if average == "positive":

@@ -1,16 +1,16 @@
 """`Loss`, the module that every loss is: it knows the pairs of a batch, owns the class vectors, calls the engine."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, InitVar
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearfar.errors import InputError, StateError
+from nearfar.errors import InputError
 from nearfar.losses import engine, inputs, migration, mined
 from nearfar.losses.calling import eager, warn_caller
+from nearfar.losses.classes import WithClasses
 from nearfar.losses.engine.memory import Spare
 from nearfar.losses.engine.pairs import Pairs, over_all_rows
 from nearfar.losses.engine.plan import BUDGET, SIZES, Plan
@@ -19,7 +19,7 @@ from nearfar.losses.inputs import Batch
 from nearfar.losses.mined import IndicesTuple, TuplePairs
 from nearfar.losses.placeholders import with_placeholders
 from nearfar.losses.settings import Bytes, PositiveInt
-from nearfar.losses.sums import Summand
+from nearfar.losses.statistics import Statistics, compared, watched
 
 if TYPE_CHECKING:
     from nearfar.losses.distributed.distribution import Distribution
@@ -28,16 +28,17 @@ Reduction = Literal["mean", "sum", "none"]
 Learned = Literal["classes", "scale", "boundary"]  # kinds of parameters, each with a learning rate of its own
 
 
-class Loss(Summand, common=True):
+class Loss(WithClasses, common=True):
     """A loss of embeddings and labels.
 
     Args:
         reduction: "mean", "sum", or "none" for one value per row (per sample; per proxy for Proxy-Anchor).
         memory_budget: how many bytes of similarities may be kept between the passes; beyond it they are computed again.
+        keep_statistics: have `last` show statistics of the last step, for another look at all similarities.
+        ignore_index: samples with this label are left out, as rows and as columns; None takes it for a class.
         check_finite: raise if the embeddings hold NaN or infinity (costs a pass over them).
         dense: compute the plain way, with whole matrices and autograd, to compare or to debug.
-        sharded: leave the class weights without values, for more classes than fit into one process;
-            `nearfar.losses.distributed.distribute` then draws every rank's part of them.
+        sharded: see `WithClasses`.
 
     Class-level losses own `weight` (classes, dimension), and those with a bias `bias` (classes,): give
     `loss.parameters()` to an optimiser.
@@ -46,13 +47,16 @@ class Loss(Summand, common=True):
     _: KW_ONLY
     reduction: Reduction = "mean"
     memory_budget: Bytes = BUDGET
+    keep_statistics: bool = False
+    ignore_index: int | None = -1
     check_finite: bool = False
     dense: bool = False
-    sharded: bool = False
 
+    used = (*WithClasses.used, "last")
     # Capabilities, which a loss declares and `LossInfo` shows.
     row_local = False  # a row's loss is a function of that row's similarities only, so ranks may share rows out
     needs_class_ids = False  # every sample has one class: no multi-hot labels, no masks
+    takes_soft_labels = False  # with class vectors, labels may be probabilities of the classes
     takes_references = True  # samples may be compared with `ref_emb`, if not with classes
     whole_batch = False  # it is one number for the batch: no other reduction, no sample weights
     free_norm = False  # it is defined on features of any norm, and not only of norm 1
@@ -69,50 +73,29 @@ class Loss(Summand, common=True):
         "margin": "boundary",
         "m": "boundary",
     }
-    class_level = False  # whether samples are compared with vectors of the classes, and not with each other
-    weighted = False  # whether it owns these vectors as `weight`; faster to read than the parameter
-    num_classes = 0
-    vectors_per_class = 1
     sizes = SIZES  # of the blocks that the engine works in
 
     def create_state(self) -> None:
+        super().create_state()
+        self._statistics: Statistics | None = None
         self.spare = Spare()  # memory that every step needs
-        self.weight: nn.Parameter | None
-        self.bias: nn.Parameter | None
-        self.logit_scale: nn.Parameter | None  # the logarithm of a learned scale
-        for name in ("weight", "bias", "logit_scale"):
-            self.register_parameter(name, None)
         self.distribution: Distribution | None = None  # over several processes; `distribute` sets it
         self.sampling_step: Tensor  # how many steps have drawn classes, where only some take part
         self.sampled: Tensor | None = None  # the classes of this rank that the last step drew
 
     def set_up(self, *_: Any, **sizes: Any) -> None:
-        """Own class vectors, if `num_classes` and `embedding_size` are settings and are given."""
+        """Own class vectors, if `num_classes` and `embedding_size` are settings and are given; learn the scale or the
+        temperature, if `learnable` is a setting and is given.
+        """
         if self.whole_batch and self.reduction != "mean":
             raise InputError(
                 f"{type(self).__name__} is one number for the batch: it has no reduction={self.reduction!r}"
             )
+        learnable = sizes.pop("learnable", False)
         if any(size is not None for size in sizes.values()):
             self.add_classes(**sizes)
-
-    def add_classes(
-        self, num_classes: int | None, embedding_size: int | None, *, bias: bool = False, vectors_per_class: int = 1
-    ) -> None:
-        """Own vectors for every class, drawn from He's normal distribution (fan-out), and perhaps biases of zero."""
-        if num_classes is None or embedding_size is None:
-            raise InputError("the class-level form needs both num_classes and embedding_size")
-        if num_classes < 1 or embedding_size < 1:
-            raise InputError(f"num_classes and embedding_size must be positive, not {num_classes} and {embedding_size}")
-        self.weighted = self.class_level = True
-        self.num_classes, self.vectors_per_class = num_classes, vectors_per_class
-        device = torch.device("meta") if self.sharded else None
-        vectors = torch.randn(num_classes * vectors_per_class, embedding_size, device=device)
-        self.weight = nn.Parameter(vectors * self.initial_scale)
-        if bias:
-            self.bias = nn.Parameter(torch.zeros(num_classes, device=device))
-        for setting in self.settings.values():  # a number given as a tensor is one of every class
-            if setting.attribute and isinstance(value := getattr(self, setting.name), Tensor):
-                self.number_by_class(setting.name, value, num_classes)
+        if learnable:
+            self.learn_scale(vars(self).get("scale") or 1 / vars(self)["temperature"])
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; eval() frees the step buffers."""
@@ -120,22 +103,25 @@ class Loss(Summand, common=True):
             self.spare.give_up()
         return super().train(mode)
 
+    def watched(self, embeddings: Tensor) -> Tensor:
+        """The embeddings of a step that begins, of which statistics are kept if they are asked for."""
+        if self.keep_statistics or self._statistics is not None:
+            self._statistics = Statistics() if self.keep_statistics else None
+        if self._statistics is None or not isinstance(embeddings, Tensor):
+            return embeddings
+        return watched(embeddings, self._statistics)
+
     @property
-    def initial_scale(self) -> float:
-        """The standard deviation of class weights when they are drawn."""
-        return float((2 / (self.num_classes * self.vectors_per_class)) ** 0.5)
+    def last(self) -> dict[str, Tensor]:
+        """Statistics of the last call, as tensors; none unless `loss.keep_statistics = True` was set before.
+
+        `s_p` and `s_n` are the mean cosines of positive and negative pairs. With gradients there is how many pairs of
+        rows and columns they pull together (`pulled`) and push apart (`pushed`); after backward also `active_rows`, the
+        number of samples whose gradient is not zero, and `gradient_norm`, its mean length.
+        """
+        return {} if self._statistics is None else self._statistics.values
 
     # What a loss says of itself
-
-    def spec(self) -> LossSpec | StripSpec:
-        """The setting of the formula that this loss is. A field of a map may be a tensor: a number that all rows share,
-        or one of every class (C,). It is differentiated, too.
-        """
-        raise TypeError(f"{type(self).__name__} does not say which formula it is: define spec()")
-
-    def prepare(self, embeddings: Tensor) -> Tensor:
-        """Transform the embeddings before they are compared; differentiable."""
-        return embeddings
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
         """The numbers of the rows, (N,) each, that stand for `Row(0)`, `Row(1)` … in the maps; or that a strip function
@@ -157,28 +143,6 @@ class Loss(Summand, common=True):
     def after_step(self) -> None:
         """Update the loss's own state in a training step, after the gradient has been formed."""
 
-    def learn_scale(self, scale: float) -> None:
-        """Learn a scale of the similarities, which stays positive, as the parameter `logit_scale` = log(scale)."""
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(scale)))
-
-    def scales(self, scale: float) -> tuple[Any, Any]:
-        """The learned scale, or else this one, and its negative: for linear maps of negative and positive pairs."""
-        current = scale if self.logit_scale is None else self.logit_scale.exp()
-        return current, -current
-
-    def number_by_class(self, name: str, value: float | Tensor, num_classes: int | None) -> None:
-        """Keep a number, or one of every class (C,): a buffer, or a parameter if it is given as one."""
-        if isinstance(value, Tensor) and (value.shape != (num_classes,) or not value.is_floating_point()):
-            raise InputError(
-                f"{name} by class must be a floating-point tensor of shape (num_classes,), "
-                f"not {value.dtype} {tuple(value.shape)} for num_classes={num_classes}"
-            )
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            vars(self).pop(name, None)
-            self.register_buffer(name, value.clone())
-        else:
-            setattr(self, name, value)
-
     # The call
 
     @eager
@@ -197,7 +161,8 @@ class Loss(Summand, common=True):
         """
         Args:
             embeddings: (N, D).
-            labels: class ids (N,), or multi-hot (N, L): positive pairs share a label.
+            labels: class ids (N,) or (N, 1); multi-hot (N, L), of which positive pairs share a label; or, for the
+                softmax family, probabilities of the classes (N, C), by which the losses of the classes are weighted.
             indices_tuple: what a miner returns, triplets (anchors, positives, negatives) or pairs (anchors, positives,
                 anchors, negatives), each a tensor of indices; positives and negatives index `ref_emb`, if that is
                 given. Pair-level losses take these pairs instead of those that the labels make, each once however
@@ -208,19 +173,19 @@ class Loss(Summand, common=True):
                 Without `negatives`, all others are negative.
             sample_weight: (N,) weights of the samples in the mean (of their exponentials, where the rows are proxies).
         """
+        embeddings = self.watched(embeddings)
         embedding_size = self.weight.shape[-1] if self.weighted and self.weight is not None else None
         inputs.check_embeddings(embeddings, embedding_size, finite=self.check_finite)
         inputs.check_sample_weight(sample_weight, len(embeddings), self)
         batch = Batch(embeddings, labels, indices_tuple, ref_emb, ref_labels, positives, negatives, sample_weight)
+        batch, samples = inputs.rows_of(batch, self)
         if self.distribution is not None:
-            return self.distribution.evaluate(self, batch)
-        if self.sharded and self.class_level:
-            raise StateError(
-                f"{type(self).__name__} was made with sharded=True, and its class weights have no values yet: "
-                "call nearfar.losses.distributed.distribute(loss) first"
-            )
-        self.check_pairs(batch)
-        return self.of_batch(batch)
+            value = self.distribution.evaluate(self, batch)
+        else:
+            self.check_values()
+            self.check_pairs(batch)
+            value = self.of_batch(batch)
+        return value if self.proxies_are_rows else inputs.of_samples(value, samples, len(embeddings))
 
     def check_pairs(self, batch: Batch, columns: int | None = None) -> None:
         """Raise `InputError` unless the batch says in one way which pairs there are.
@@ -263,6 +228,9 @@ class Loss(Summand, common=True):
     def of_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         """The loss of these pairs, with penalties, and the training step's changes of the loss itself."""
         training = self.training and torch.is_grad_enabled()
+        if self._statistics is not None:
+            rows, columns = compared(self, pairs, batch.embeddings, batch.ref_emb)
+            self._statistics.add_similarities(pairs, rows, columns, self.vectors_per_class)
         if training:
             with torch.no_grad():
                 self.before_step(batch.embeddings, batch.labels)
@@ -348,6 +316,7 @@ class Loss(Summand, common=True):
             spare=self.spare,
             sizes=self.sizes,
             row_parameters=len(parameters),
+            watch=None if self._statistics is None else self._statistics.add_pairs,
         )
         run = engine.evaluate_densely if self.dense else engine.evaluate
         return run(plan, rows, columns, bias, *parameters, *column_numbers)
@@ -395,5 +364,6 @@ class Loss(Summand, common=True):
 class ClassLevelLoss(Loss):
     """A loss that compares samples with vectors of the classes."""
 
+    takes_soft_labels = True
     num_classes: InitVar[PositiveInt]
     embedding_size: InitVar[PositiveInt]

@@ -1,7 +1,7 @@
 """A loss of nested dimensions."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,7 +50,16 @@ class MatryoshkaLoss(Summand):
             if weight.shape[-1] < max(dims):
                 raise InputError(f"dims go up to {max(dims)}, but {name} of the loss has {weight.shape[-1]} dimensions")
         self.loss = loss
-        self.weights = dict(zip(dims, checked_weights(weights, len(dims), "dims"), strict=True))
+        self._weights = checked_weights(weights, dims, "dims")
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """The weights by the numbers of dimensions; may be assigned, a list too."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Iterable[float] | Mapping[int, float]) -> None:
+        self._weights = checked_weights(weights, list(self._weights), "dims")
 
     def parts(
         self,

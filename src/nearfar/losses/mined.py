@@ -91,8 +91,6 @@ class TuplePairs(MaskPairs):
         if _meet(*self.listed):
             raise InputError("indices_tuple lists some pairs both as positive and as negative")
         self.positives, self.negatives = (side.numbers for side in self.listed)
-        self.widest = int(self.positives.max()) if rows else 0
-        self.complete = rows > 0 and bool((self.positives > 0).all()) and bool((self.negatives > 0).all())
 
     def _tile_masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         return self.listed[0].mask(rows, columns), self.listed[1].mask(rows, columns)

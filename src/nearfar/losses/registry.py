@@ -1,6 +1,7 @@
 """The registry: every loss with its paper, found by tests, the command line, the docs and the benchmarks alike."""
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -75,12 +76,26 @@ def register(level: Level, formula: str) -> Callable[[_Loss], _Loss]:
 
     def decorate(loss: _Loss) -> _Loss:
         name = loss.__name__
+        _describe_ranges(loss)
         if name in _LOSSES:
             raise ValueError(f"a loss called {name} is registered already")
         _LOSSES[name] = LossInfo(name, loss, level, _paper(loss), formula)
         return loss
 
     return decorate
+
+
+def _describe_ranges(loss: type) -> None:
+    """Add what the settings declare to the documentation, for `help`."""
+    names: dict[str, list[str]] = {}
+    for setting in getattr(loss, "settings", {}).values():
+        if setting.range and not setting.common:
+            names.setdefault(setting.range, []).append(setting.name)
+    if names:
+        ranges = "; ".join(f"{', '.join(group)}: {text}" for text, group in names.items())
+        lines = textwrap.fill(f"Ranges: {ranges}.", 116, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        text, references, paper = (loss.__doc__ or "").partition("    References:")
+        loss.__doc__ = f"{text}{lines}\n\n{references}{paper}"
 
 
 def _paper(loss: type) -> str:
@@ -97,4 +112,4 @@ def list_penalties() -> list[LossInfo]:
     return [_LOSSES[name] for name in sorted(_LOSSES) if _LOSSES[name].level == "penalty"]
 
 
-COMMON_OPTIONS = ["reduction", "memory_budget", "check_finite", "dense", "sharded"]
+COMMON_OPTIONS = ["reduction", "memory_budget", "keep_statistics", "ignore_index", "check_finite", "dense", "sharded"]

@@ -1,15 +1,17 @@
 """Weighted sums of losses: `0.5 * CircleLoss() + CosFaceLoss(C, D)` is a loss."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from nearfar.errors import InputError, InputTypeError
 from nearfar.losses import migration
 from nearfar.losses.settings import Configured
+
+Name = TypeVar("Name")
 
 
 class Summand(Configured):
@@ -59,13 +61,22 @@ class SumLoss(Summand):
         if not losses:
             raise InputError("a sum needs at least one loss")
         self.losses = nn.ModuleDict()
-        self.weights: dict[str, float] = {}
-        for loss, weight in zip(losses, checked_weights(weights, len(losses), "losses"), strict=True):
+        self._weights: dict[str, float] = {}
+        for loss, weight in zip(losses, checked_weights(weights, range(len(losses)), "losses").values(), strict=True):
             if isinstance(loss, SumLoss):
                 for name, part in loss.losses.items():
                     self._add_part(part, weight * loss.weights[name])
             else:
                 self._add_part(loss, weight)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights by the names of the parts; may be assigned, a list too."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Iterable[float] | Mapping[str, float]) -> None:
+        self._weights = checked_weights(weights, list(self.losses), "losses")
 
     def _add_part(self, loss: nn.Module, weight: float) -> None:
         kind = type(loss).__name__
@@ -74,7 +85,7 @@ class SumLoss(Summand):
         alike = sum(type(part).__name__ == kind for part in self.losses.values())
         name = f"{kind}_{alike + 1}" if alike else kind
         self.losses[name] = loss
-        self.weights[name] = weight
+        self._weights[name] = weight
 
     def parts(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The value of every part, without its weight; differentiable, so it can replace the call of the loss."""
@@ -96,19 +107,27 @@ class SumLoss(Summand):
         return f"weights={self.weights}"
 
 
-def checked_weights(weights: Iterable[float] | None, n: int, of: str) -> list[float]:
-    """The n weights as floats, if they are finite and not negative; all 1 for None."""
+def checked_weights(
+    weights: Iterable[float] | Mapping[Any, float] | None, names: Sequence[Name], of: str
+) -> dict[Name, float]:
+    """The weights by the names of what they multiply, if they are finite and not negative; all 1 for None."""
     if weights is None:
-        return [1.0] * n
+        return dict.fromkeys(names, 1.0)
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise InputError(
+                f"weights are of {', '.join(map(str, weights))}, but must be of {', '.join(map(str, names))}"
+            )
+        weights = [weights[name] for name in names]
     weights = list(weights)
-    if len(weights) != n:
-        raise InputError(f"{len(weights)} weights for {n} {of}: there must be one each")
+    if len(weights) != len(names):
+        raise InputError(f"{len(weights)} weights for {len(names)} {of}: there must be one each")
     for weight in weights:
         if isinstance(weight, bool) or not isinstance(weight, Real):
             raise InputTypeError(f"a loss is multiplied by a number, not by {type(weight).__name__}")
         if not 0 <= weight < math.inf:
             raise InputError(f"a loss is multiplied by a finite number that is not negative, not by {weight}")
-    return [float(weight) for weight in weights]
+    return dict(zip(names, map(float, weights), strict=True))
 
 
 def weighted_sum(values: Iterable[Tensor], weights: Iterable[float]) -> Tensor:

@@ -1,14 +1,14 @@
-"""From images to embeddings.
+"""Embedding networks: trunks, pooling and heads.
 
 image ──► nearfar.imaging ─► trunk ──► pooling.py ──► heads.py, hashing.py ──► L2
                              │
-    trunks.py: by name       ├─ convnet, efficientnet, bn_inception, resnet, iresnet        our own, public key names
+    trunks.py: by name       ├─ convnet, efficientnet, bn_inception, resnet, iresnet        with public parameter names
                              └─ hub                                                         transformers, LoRA, timm
 
-    network.py        all of it as one module: what is computed, what is trained when
-    embedder.py       the network by its name, over folders of images, saved and loaded
-    extraction.py     many images, decoded ahead of the network, in bounded memory
-    checkpoints.py    weights of others; storage.py: our own files
+    network.py        the whole network as a module: forward pass, frozen and trained parts
+    embedder.py       Embedder: the network by name, over many images, saved and loaded
+    extraction.py     runs a network over many images, decoded ahead of it in bounded memory
+    checkpoints.py    reads weights of other projects; storage.py reads and writes model files
 
     >>> import torch
     >>> from nearfar.models import Embedder
@@ -16,7 +16,7 @@ image ──► nearfar.imaging ─► trunk ──► pooling.py ──► head
     >>> model(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 16])
 
-Pillow and safetensors are needed, and for some trunks more: the error says what.
+Needs Pillow and safetensors. Some trunks need more packages, which the error names.
 """
 
 from nearfar.imaging import BrokenImageError, EvalTransform, TooManyBrokenImagesError

@@ -17,12 +17,12 @@ from nearfar.models.layers import conv_bn
 
 
 class _Inception(NamedTuple):
-    """Channels of a module's branches; those without a 1x1 branch halve the map and pass their input's maxima on."""
+    """Channels of a module's branches. Modules without a 1x1 branch halve the map and have a max-pooling branch."""
 
     name: str
     one: int
-    three: tuple[int, int]  # reduced to, then
-    double: tuple[int, int]  # reduced to, then twice
+    three: tuple[int, int]  # of the reduction and the convolution
+    double: tuple[int, int]  # of the reduction and both convolutions
     pool: int = 0
 
 
@@ -38,7 +38,7 @@ _MODULES = (
     _Inception("5a", 352, (192, 320), (160, 224), 128),
     _Inception("5b", 352, (192, 320), (192, 224), 128),
 )
-_MAX_POOLED = "5b"  # its pooling branch takes maxima, the others' means
+_MAX_POOLED = "5b"  # its pooling branch takes maxima, all others means
 
 
 class BNInception(nn.Module):
@@ -64,7 +64,7 @@ class BNInception(nn.Module):
         self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs))
 
     def _add_module(self, module: _Inception, inputs: int) -> int:
-        """The branches' layers; how many channels they give together."""
+        """Add the layers of the branches. Returns the number of their output channels."""
         name, stride = f"inception_{module.name}", 1 if module.one else 2
         if module.one:
             self._add(f"{name}_1x1", inputs, module.one, 1)
@@ -103,10 +103,10 @@ class BNInception(nn.Module):
 
 
 def from_public(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The public checkpoints' tensors as this module has them.
+    """Convert the tensors of public checkpoints to this module's names and shapes.
 
-    Some keep Caffe's shape (1, C) of the normalisation's vectors; Proxy-Anchor's trained models put "model." in front,
-    and their embedding layer where the 1,000 classes were; neither layer is part of the trunk.
+    Some have normalisation vectors of Caffe's shape (1, C). Proxy-Anchor's trained models have the prefix "model." and
+    an embedding layer instead of the 1,000 classes. Neither layer is part of the trunk.
     """
     tensors = {}
     for key, value in weights.items():

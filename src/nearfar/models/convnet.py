@@ -1,4 +1,4 @@
-"""A small residual network for small pictures, such as characters, to be trained from nothing in a minute or two."""
+"""A small residual network for small images such as characters, trained from scratch in a minute or two."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,9 +23,9 @@ class _Block(nn.Module):
         y = functional.relu(conv_bn(x, self.conv1, self.bn1), inplace=True)
         y = conv_bn(y, self.conv2, self.bn2)
         if self.skip is not None:
-            # Not a convolution of stride 2: its backward, with the channels last and few of them, writes outside of
-            # its memory in torch 2.13 on CPUs. Nor a slice, whose gradient has the channels first: adding it to the
-            # other branch's makes every step a fifth slower.
+            # A convolution of stride 2 with few channels in channels_last format writes out of bounds in its backward
+            # pass (torch 2.13 on CPUs). The gradient of a slice has the channels first, which makes a step a fifth
+            # slower.
             x = self.skip(functional.avg_pool2d(x, 1, self.stride))
         return functional.relu(y.add_(x), inplace=True)
 

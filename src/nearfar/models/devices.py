@@ -1,4 +1,4 @@
-"""Where a network computes."""
+"""Checks devices."""
 
 import torch
 
@@ -6,11 +6,11 @@ from nearfar.errors import InputError
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """The device, if tensors can be there and come back; torch says in many ways that they cannot."""
+    """Return the device if it can hold tensors; otherwise raise `InputError`."""
     try:
-        found = torch.device(device)
-        torch.zeros(1, device=found).cpu()
+        checked = torch.device(device)
+        torch.zeros(1, device=checked).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"there is no device {str(device)!r} here: choose one such as cpu or cuda ({why})") from error
-    return found
+    return checked

@@ -28,7 +28,7 @@ _STEM, _FEATURES = 32, 1280  # not scaled in the Lite variants
 
 
 def _round_channels(channels: float) -> int:
-    """To a multiple of eight, never more than a tenth down."""
+    """Round to a multiple of eight, by at most a tenth downwards."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
@@ -42,7 +42,7 @@ def _conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: i
 
 
 class _Block(nn.Module):
-    """Expand, convolve every channel by itself, project; with a skip where shapes allow it."""
+    """Expansion, depthwise convolution and projection, with a skip connection if the shapes allow it."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int):
         super().__init__()

@@ -1,6 +1,4 @@
-"""`Embedder`: images to embeddings. The network itself is in network.py; here it is made from names, runs over many
-images, and goes to files and back.
-"""
+"""`Embedder`: an embedding network (network.py) made by name, with methods to embed many images, save and load."""
 
 import functools
 import os
@@ -40,31 +38,31 @@ class Embedder(EmbeddingNetwork):
     Args:
         trunk: a name (`list_trunks()`, "hf:MODEL", "timm:MODEL") or a module; see `open_trunk`.
         weights: "default" (pretrained where weights come with the trunk), "random", or a checkpoint file.
-        pool: "avg", "max", "avg+max", "gem" or, for tokens, "cls"; by default "cls" where there is such a token, else
-            "avg".
-        head: "linear", "mlp", "hash" (binary codes, see `nearfar.models.hashing`), or None for the features themselves.
-        dimension: of the whole embedding, 512 by default; with several parts, a multiple of their number. With
-            `head=None` it is the features' own.
-        hidden: width of the "mlp" head; by default as many as there are features.
+        pool: "avg", "max", "avg+max", "gem" or, for tokens, "cls"; by default "cls" if the trunk has a class token,
+            else "avg".
+        head: "linear", "mlp", "hash" (binary codes, see `nearfar.models.hashing`), or None for the features.
+        dimension: dimension of the embedding, 512 by default; a multiple of the number of parts. With `head=None` it is
+            the number of features.
+        hidden: width of the "mlp" head; by default the number of features.
         layer_norm: normalise the features before the head to mean 0 and variance 1 (Proxy-NCA++).
-        parts: stripes of the map, each with a head of its own, such as (1, 2, 3); see `Pooling`.
-        head_start: "random" (He's normal distribution); "uniform", a linear head as `nn.Linear` starts; or "pca",
-            "pca-whiten": principal components, which `fit_head(features)` finds, so that the head starts near the
-            features, where a random one starts below. By default "pca-whiten" with a frozen trunk, else "random".
-        freeze_trunk: train the head alone.
-        freeze_to: a module of the trunk, such as "_blocks.2" of efficientnet-lite0: it and all before it stay as they
-            are. The first layers know edges and colours already, and take half of a step's time and memory.
-        freeze_batch_norm: keep the statistics, scales and shifts of the trunk's batch normalisation as they are, or
-            "statistics" alone.
-        batch_norm_momentum: how far the running statistics follow a batch; by default as the trunk has it, mostly 0.1.
-        warmup_epochs: for so many epochs, only the head is trained; tell the epoch by `start_epoch(epoch)`.
-        preprocess: an `EvalTransform` other than the trunk's own.
-        transform: any callable of a Pillow image (torchvision's, albumentations', kornia's, your own) in place of
+        parts: numbers of stripes of the map, each stripe with its own head, such as (1, 2, 3); see `Pooling`.
+        head_start: initialisation of the head: "random" (He's normal distribution), "uniform" (as `nn.Linear`), or
+            "pca" and "pca-whiten", the principal components computed by `fit_head(features)`. Unlike a random head,
+            these nearly keep the accuracy of the features. By default "pca-whiten" with a frozen trunk, else "random".
+        freeze_trunk: train only the head.
+        freeze_to: a module of the trunk, such as "_blocks.2" of efficientnet-lite0. It and all modules before it are
+            frozen. The first layers hardly change in fine-tuning, but take half of a step's time and memory.
+        freeze_batch_norm: freeze the statistics, scales and shifts of the trunk's batch normalisation; "statistics"
+            freezes only the statistics.
+        batch_norm_momentum: momentum of the running statistics; by default the trunk's, mostly 0.1.
+        warmup_epochs: number of epochs in which only the head is trained; set the epoch with `start_epoch(epoch)`.
+        preprocess: an `EvalTransform` instead of the trunk's.
+        transform: any callable of a Pillow image (such as torchvision's, albumentations' or kornia's) instead of
             `preprocess`. It is not saved.
-        trunk_options: of the trunk's constructor, such as {"width": 64} of convnet.
-        lora: options of `peft.LoraConfig`: low-rank adapters, the trunk itself frozen.
-        label_names, calibration: what is saved and loaded with the model: names of the classes it was trained on, and
-            thresholds and the like (JSON).
+        trunk_options: options of the trunk's constructor, such as {"width": 64} for convnet.
+        lora: options of `peft.LoraConfig` for low-rank adapters; all other weights of the trunk are frozen.
+        label_names: names of the training classes, saved with the model.
+        calibration: thresholds and other JSON values, saved with the model.
     """
 
     def __init__(
@@ -92,11 +90,11 @@ class Embedder(EmbeddingNetwork):
         calibration: Mapping[str, Any] | None = None,
     ):
         if lora is not None and freeze_trunk:
-            raise InputError("lora= trains adapters in the trunk: it does not go with freeze_trunk=True")
+            raise InputError("lora= trains adapters in the trunk: leave out freeze_trunk=True")
         opened = open_trunk(trunk, weights, preprocess=preprocess, options=trunk_options, lora=lora)
         features = opened.channels * sum(parts)
         if head is None and dimension not in (None, features):
-            raise InputError(f"head=None gives the {features} features themselves, not {dimension}")
+            raise InputError(f"head=None returns the {features} features: dimension={dimension} needs a head")
         if dimension is None:
             dimension = features if head is None else 512
         settings = Settings(
@@ -113,9 +111,9 @@ class Embedder(EmbeddingNetwork):
             batch_norm_momentum=batch_norm_momentum,
             warmup_epochs=warmup_epochs,
         )
-        self._put_together(opened, settings, transform, label_names, calibration or {})
+        self._initialise(opened, settings, transform, label_names, calibration or {})
 
-    def _put_together(
+    def _initialise(
         self,
         trunk: Trunk,
         settings: Settings,
@@ -123,7 +121,7 @@ class Embedder(EmbeddingNetwork):
         label_names: Sequence[str],
         calibration: Mapping[str, Any],
     ) -> None:
-        """What a new model and a loaded one have in common."""
+        """Initialise a new or a loaded model."""
         super().__init__(trunk, settings)
         self.trunk_description = trunk.description
         self.preprocess = trunk.preprocess
@@ -143,19 +141,19 @@ class Embedder(EmbeddingNetwork):
         max_broken: float = 0.0,
         output: Output = "embeddings",
     ) -> Tensor:
-        """Embeddings (N, dimension) of images, float32 in main memory, one row each, in their order.
+        """Compute the embeddings (N, dimension) of images, as float32 on the CPU, in the order of the images.
 
-        Nothing but the result and a few batches of images is held at a time.
+        Only the result and a few batches of images are held in memory.
 
         Args:
             images: a folder (all images in it, sorted), one image file, a table's `images`, or any iterable of paths,
-                bytes, open files, Pillow images or uint8 arrays; or a tensor (N, C, H, W), preprocessed already.
-            batch_size: of the network; by default 8 on a CPU, where larger ones leave its cache, and 64 elsewhere.
-            num_workers: threads that decode while the network computes; by default as many as cores, 0 for none.
-            progress: show a bar.
-            max_broken: the fraction of unreadable images to pass over; their rows are NaN and a warning lists them. By
-                default the first is an error.
-            output: "features" are taken before the head.
+                bytes, open files, Pillow images or uint8 arrays; or a preprocessed tensor (N, C, H, W).
+            batch_size: batch size of the network; by default 8 on a CPU, where larger ones exceed its cache, else 64.
+            num_workers: threads that decode images; by default one per core; 0 decodes without threads.
+            progress: whether to show a bar.
+            max_broken: the largest tolerated fraction of broken images. Their rows are NaN, and a warning lists them.
+                By default the first broken image raises an error.
+            output: "embeddings", or "features" for the input of the head.
         """
         source = listed(images)
         total = len(source) if isinstance(source, Sized) else None
@@ -183,20 +181,20 @@ class Embedder(EmbeddingNetwork):
         output: Output = "embeddings",
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[NDArray[np.float32]]:
-        """What `embed` gives, batch by batch, for results that do not fit into memory.
+        """Yield the result of `embed` in batches, for results that do not fit into memory.
 
         Args:
-            transform: in place of the model's own, such as `nearfar.data.SeededView` for augmented views.
-            part_of: how many images there are in all, where these are some of them, such as those that no cache has
-                yet: `max_broken` is a fraction of all.
-            advance: called with the number of images done.
+            transform: a transform instead of the model's, such as `nearfar.data.SeededView` for augmented views.
+            part_of: the number of all images if these are a part of them, such as those missing in a cache.
+                `max_broken` is then a fraction of this number.
+            advance: called with the number of images of each batch.
         """
         if output not in ("embeddings", "features"):
             raise InputError(f'output must be "embeddings" or "features", not {output!r}')
         source = listed(images)
         prepare: Callable[[Any], Tensor] = functools.partial(transformed, transform or self.transform)
         if isinstance(source, Tensor):
-            prepare, num_workers = _as_it_is, 0
+            prepare, num_workers = _identity, 0
         device = self.device
         was_training = self.training
         self.eval()
@@ -217,21 +215,19 @@ class Embedder(EmbeddingNetwork):
             self.train(was_training)
 
     def codes(self, images: Images, **options: Any) -> NDArray[np.uint8]:
-        """Binary codes (N, ceil(dimension / 8)), packed: the signs of the embeddings; options as of `embed`."""
+        """Packed binary codes (N, ceil(dimension / 8)), the signs of the embeddings; options as for `embed`."""
         return pack_codes(self.embed(images, **options))
 
     # Identity and storage
 
     def feature_key(self, transform: Transform | None = None) -> str:
-        """What the features depend on besides the image: the trunk and the pooling, their weights, and the transform.
-        A feature cache keeps features under this key.
-        """
-        used = describe_transform(transform or self.transform)
+        """A key for feature caches: it identifies the trunk and the pooling with their weights, and the transform."""
+        preparation = describe_transform(transform or self.transform)
         digest = digest_of({"trunk": self.trunk, "pooling": self.pooling}, self.trunk_description)
-        return f"{digest} {self.pooling.pool} {self.pooling.parts} {used}"
+        return f"{digest} {self.pooling.pool} {self.pooling.parts} {preparation}"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Everything needed to embed elsewhere, in one safetensors file; a folder gets `model.safetensors`."""
+        """Save the model in one safetensors file, named `model.safetensors` if `path` is a folder."""
         description = {
             "version": nearfar.__version__,
             "trunk": self.trunk_description,
@@ -252,27 +248,29 @@ class Embedder(EmbeddingNetwork):
         transform: Transform | None = None,
         device: str | torch.device = "cpu",
     ) -> "Embedder":
-        """What `save` wrote, in evaluation mode; no network is needed.
+        """Load a saved model, in evaluation mode. Nothing is downloaded.
 
         Args:
-            trunk: the module, where the trunk was one of yours.
-            transform: where the model had one of its own.
+            path: the file, or its folder.
+            trunk: the trunk, if the model was made with a module.
+            transform: the transform, if the model was made with one.
+            device: the device of the model.
         """
-        where = usable(device)
+        target = usable(device)
         tensors, description = storage.read(path)
         model = cls.__new__(cls)
         try:
-            own = description["own_transform"]
-            if own is not None and transform is None:
-                raise InputError(f"this model prepares its images with {own}: give it as transform=")
+            saved_transform = description["own_transform"]
+            if saved_transform is not None and transform is None:
+                raise InputError(f"this model was made with the transform {saved_transform}: give it as transform=")
             opened = reopen(description["trunk"], EvalTransform.from_dict(description["preprocess"]), trunk)
             settings = Settings.from_json(description["settings"])
-            model._put_together(opened, settings, transform, description["label_names"], description["calibration"])
+            model._initialise(opened, settings, transform, description["label_names"], description["calibration"])
         except (KeyError, TypeError) as error:
             raise InputError(f"the description in {os.fspath(path)} is incomplete or damaged: {error!r}") from error
         load_weights(model, tensors, os.fspath(path))
-        return model.to(where).eval()
+        return model.to(target).eval()
 
 
-def _as_it_is(image: Tensor) -> Tensor:
+def _identity(image: Tensor) -> Tensor:
     return image

@@ -1,8 +1,7 @@
-"""Many images through a network, without waiting for the disk: decoding in threads, ahead of the network, in bounded
-memory.
+"""Runs a network over many images, which threads decode ahead of it in bounded memory.
 
-Pillow and numpy let go of the interpreter while they decode and resize, so threads do what processes would, without
-their start-up and copies.
+Pillow and numpy release the interpreter lock while they decode and resize, so threads are as fast as processes and
+avoid their start-up and copies.
 """
 
 import contextlib
@@ -26,23 +25,23 @@ from nearfar.imaging import BrokenImageError, TooManyBrokenImagesError, images_b
 
 def images_in(folder: str | os.PathLike[str]) -> list[Path]:
     """Every image file below a folder, sorted."""
-    found = [Path(folder, name) for name in images_below(folder)]
-    if not found:
-        raise InputError(f"{os.fspath(folder)} holds no image (endings such as .jpg, .png, .webp)")
-    return found
+    paths = [Path(folder, name) for name in images_below(folder)]
+    if not paths:
+        raise InputError(f"{os.fspath(folder)} contains no images (files such as .jpg, .png, .webp)")
+    return paths
 
 
 def listed(images: Any) -> Any:
-    """A folder or a file as a list of paths; the rest as it is."""
+    """Replace a folder or a file by a list of paths; other inputs are returned unchanged."""
     if isinstance(images, Tensor) and images.ndim not in (2, 4):
-        raise InputError(f"a tensor must be (N, C, H, W), images, or (N, D), features; not {tuple(images.shape)}")
+        raise InputError(f"a tensor must hold images (N, C, H, W) or features (N, D), not {tuple(images.shape)}")
     if isinstance(images, (str, os.PathLike)):
         return images_in(images) if Path(images).is_dir() else [images]
     return images
 
 
 def default_workers() -> int:
-    """Threads that decode: as many as cores, up to eight."""
+    """The default number of decoding threads: one per core, at most eight."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 8)
 
@@ -53,9 +52,9 @@ def batches(
     batch_size: int,
     num_workers: int | None = None,
 ) -> Iterator[tuple[Tensor, list[BrokenImageError | None]]]:
-    """Transformed images in order, stacked (n, C, H, W), with what is wrong with each (None: nothing).
+    """Yield batches (n, C, H, W) of transformed images in order, with the error of each image, or None.
 
-    A broken image is a row of zeros. At most three batches are held at a time.
+    A broken image is a row of zeros. At most three batches are held in memory.
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
@@ -92,7 +91,7 @@ def _stack(rows: list[Tensor | BrokenImageError]) -> tuple[Tensor, list[BrokenIm
         return torch.empty(0), errors
     shapes = {tuple(row.shape) for row in good}
     if len(shapes) > 1:
-        raise InputError(f"the transform must give tensors of one shape, not of {', '.join(map(str, sorted(shapes)))}")
+        raise InputError(f"the transform must return tensors of one shape, not {', '.join(map(str, sorted(shapes)))}")
     blank = torch.zeros_like(good[0])
     return torch.stack([row if isinstance(row, Tensor) else blank for row in rows]), errors
 
@@ -110,22 +109,23 @@ def extract(
     width: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[NDArray[np.float32]]:
-    """Rows (n, D) for one batch of images after the other; a broken image's row is NaN.
+    """Yield the rows (n, D) of each batch of images. The row of a broken image is NaN.
 
     Args:
-        max_broken: the fraction of broken images beyond which to give up; by default the first is an error. Those
-            passed over are listed in a warning at the end.
-        part_of: how many images there are in all, where these are some of them, such as those that no cache has yet:
-            the fraction is of all. That all of these are broken is then no error, if the network's `width` D is given.
-        advance: called with the number of images done.
+        max_broken: the largest tolerated fraction of broken images, which are listed in a warning at the end. By
+            default the first broken image raises an error.
+        part_of: the number of all images if these are a part of them, such as those missing in a cache. The fraction
+            is then relative to this number, and if `width` is given, all of these images may be broken.
+        width: the output dimension D of the network.
+        advance: called with the number of images of each batch.
     """
     if not 0 <= max_broken <= 1:
-        raise InputError(f"max_broken is a fraction between 0 and 1, not {max_broken}")
+        raise InputError(f"max_broken must be a fraction between 0 and 1, not {max_broken}")
     total = len(images) if isinstance(images, Sized) else None
     if part_of is not None and total is not None:
         total = max(total, part_of)
     broken: list[BrokenImageError] = []
-    done, held = 0, 0  # `held`: rows of batches with no good image, before the dimension is known
+    done, held = 0, 0  # `held`: rows of batches without a good image, before the dimension is known
     dimension: int | None = None
     for batch, errors in batches(images, transform, batch_size, num_workers):
         bad = [error is not None for error in errors]
@@ -165,7 +165,7 @@ def extract(
 def _too_many(broken: list[BrokenImageError], done: int, total: int | None, allowed: float) -> Exception:
     of = total or done
     if allowed == 0:
-        hint = " (max_broken=0.01 would pass over one in a hundred)" if of > 1 else ""
+        hint = " (max_broken=0.01 would tolerate one in a hundred)" if of > 1 else ""
         return BrokenImageError(broken[0].source, f"{broken[0].reason}{hint}")
     return TooManyBrokenImagesError(
         f"{len(broken)} of {of} images are broken, more than max_broken={allowed}: {broken[0]}"
@@ -173,7 +173,7 @@ def _too_many(broken: list[BrokenImageError], done: int, total: int | None, allo
 
 
 def gathered(batches: Iterable[NDArray[np.float32]], total: int | None, width: int) -> NDArray[np.float32]:
-    """Rows (n, width), batch by batch, as one array; if their number is known, without ever holding them twice."""
+    """Concatenate batches of rows (n, width), without a second copy if their total number is known."""
     if total is None:
         return np.concatenate([np.empty((0, width), np.float32), *batches])
     result, done = np.empty((total, width), np.float32), 0
@@ -185,7 +185,7 @@ def gathered(batches: Iterable[NDArray[np.float32]], total: int | None, width: i
 
 @contextlib.contextmanager
 def progress_bar(show: bool, total: int | None) -> Iterator[Callable[[int], None] | None]:
-    """What to call with the number of images done; None if nothing is to be shown."""
+    """Yield a function that advances the bar by a number of images, or None if `show` is False."""
     if not show:
         yield None
         return

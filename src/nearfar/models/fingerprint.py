@@ -1,4 +1,4 @@
-"""What tells one network, and one way to prepare images, from another: keys for what is computed with them."""
+"""Fingerprints of networks and transforms, for the keys of caches and indexes."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ def digest_of(modules: Mapping[str, nn.Module], description: Mapping[str, Any]) 
 
 
 def describe_transform(transform: Callable[..., Any]) -> str:
-    """Its settings, or an error if they cannot be told."""
+    """The settings of a transform. Raises `InputError` if its `repr` does not show them."""
     if isinstance(transform, EvalTransform):
         return json.dumps(transform.to_dict(), sort_keys=True)
     described = repr(transform)
     if " at 0x" in described:
         raise InputError(
-            f"{described} does not say what it does, so that features made with it could not be told from others: "
-            "give the transform a __repr__ that lists its settings"
+            f"the transform {described} does not show its settings, which identify cached features: give it a "
+            "__repr__ that lists them"
         )
     return described

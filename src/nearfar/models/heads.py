@@ -1,4 +1,4 @@
-"""From a trunk's features to the embedding."""
+"""Heads: modules that map the features of a trunk to embeddings."""
 
 import numpy as np
 import torch
@@ -11,24 +11,24 @@ from nearfar.errors import InputError
 
 def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tensor, Tensor]:
     """Weight (dimension, C) and bias (dimension,) of the linear map x -> W (x - mean) onto the principal components of
-    `features` (N, C), the strongest first.
+    `features` (N, C), in order of descending variance.
 
-    Whitened, component i is divided by sqrt(variance_i + mean variance of the C features): the weak ones are mostly
-    noise, which full whitening would make as loud as the rest.
+    With `whiten`, component i is divided by sqrt(variance_i + mean variance of the C features). The second term keeps
+    weak components, which are mostly noise, from being amplified to the size of the others.
 
-    N features vary in at most N - 1 directions, and others in more. So beyond these the map is a random projection of
-    everything at right angles to them, scaled so that it keeps squared lengths on average.
+    N features span at most N - 1 directions. Further components are a random projection of the orthogonal complement,
+    scaled to keep squared lengths on average.
     """
     count, channels = features.shape
     if count < 2 or dimension > channels:
         raise InputError(
-            f"{count} features of {channels} dimensions have no {dimension} principal components: give at least two "
-            "features, and a dimension of at most theirs"
+            f"{count} features of {channels} dimensions do not have {dimension} principal components: give at least "
+            "two features, and a dimension that is not larger than theirs"
         )
     x = features.detach().double()
     mean = x.mean(0)
     covariance = (x - mean).T @ (x - mean) / (count - 1)
-    # By numpy: of fewer features than dimensions, torch's solver fails now and then.
+    # numpy, because torch's solver sometimes fails with fewer features than dimensions.
     variances, components = np.linalg.eigh(covariance.cpu().numpy())
     variances, components = variances[::-1][:dimension], components[:, ::-1][:, :dimension]
     known = int((variances > variances[0] * channels * np.finfo(np.float64).eps).sum())
@@ -44,7 +44,7 @@ def pca(features: Tensor, dimension: int, *, whiten: bool = True) -> tuple[Tenso
 
 
 def _random_directions(components: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Directions (C, count) at right angles to components (C, k) and to each other, of length √((C - k) / count)."""
+    """Directions (C, count) orthogonal to components (C, k) and to each other, of length √((C - k) / count)."""
     channels, known = components.shape
     drawn = np.random.default_rng(0).normal(size=(channels, count))
     directions, _ = np.linalg.qr(drawn - components @ (components.T @ drawn))
@@ -52,8 +52,8 @@ def _random_directions(components: NDArray[np.float64], count: int) -> NDArray[n
 
 
 class LinearHead(nn.Module):
-    """W x + b. It starts from He's normal distribution (fan-out) and b = 0, or, if `uniform`, as `nn.Linear` does:
-    W and b between ±1 / √channels.
+    """W x + b. The initialisation is He's normal distribution (fan-out) with b = 0, or, if `uniform`, that of
+    `nn.Linear`: W and b between ±1 / √channels.
     """
 
     def __init__(self, channels: int, dimension: int, *, uniform: bool = False):
@@ -67,14 +67,14 @@ class LinearHead(nn.Module):
         return torch.as_tensor(self.linear(x))
 
     def start_at(self, weight: Tensor, bias: Tensor) -> None:
-        """Become the linear map."""
+        """Set the head to a linear map."""
         with torch.no_grad():
             self.linear.weight.copy_(weight)
             self.linear.bias.copy_(bias)
 
 
 class MLPHead(nn.Module):
-    """W x + b + V relu(U x + c), V = 0 at first: it starts as the linear head does, then bends."""
+    """W x + b + V relu(U x + c). Initially V = 0, so that it starts like the linear head."""
 
     def __init__(self, channels: int, dimension: int, hidden: int):
         super().__init__()
@@ -89,6 +89,6 @@ class MLPHead(nn.Module):
         return torch.as_tensor(self.skip(x) + self.down(functional.relu(self.up(x))))
 
     def start_at(self, weight: Tensor, bias: Tensor) -> None:
-        """Become the linear map."""
+        """Set the head to a linear map."""
         self.skip.start_at(weight, bias)
         nn.init.zeros_(self.down.weight)

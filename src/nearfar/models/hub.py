@@ -1,4 +1,4 @@
-"""Trunks from elsewhere: transformers (`hf:MODEL`), with LoRA through peft, and timm (`timm:MODEL`)."""
+"""Trunks of transformers (`hf:MODEL`), with LoRA by peft, and of timm (`timm:MODEL`)."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from nearfar.errors import InputError, MissingPackageError
 from nearfar.imaging import EvalTransform
 from nearfar.imaging.pixels import IMAGENET_MEAN, IMAGENET_STD, Interpolation
 
-_BILINEAR = 2  # Pillow's number, which configurations hold; all else, mostly 3, is taken as bicubic
+_BILINEAR = 2  # Pillow's number in configurations; others, mostly 3, are taken as bicubic
 
 
 class HuggingFaceTrunk(nn.Module):
-    """A vision model of transformers; its last hidden state, a map (N, C, H, W) or tokens (N, T, C)."""
+    """A vision model of transformers. It returns the last hidden state: a map (N, C, H, W) or tokens (N, T, C)."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -26,12 +26,12 @@ class HuggingFaceTrunk(nn.Module):
 
 
 def _vision(model: nn.Module) -> nn.Module:
-    """The half that sees, of models of text and images."""
+    """The vision model of a model of text and images."""
     return cast(nn.Module, getattr(model, "vision_model", model))
 
 
 def hugging_face(model: str, *, pretrained: bool = True) -> tuple[HuggingFaceTrunk, EvalTransform]:
-    """From the hub, or from a local folder that `save_pretrained` wrote."""
+    """Load a model from the hub, or from a local folder of `save_pretrained`."""
     transformers = _transformers()
     try:
         if pretrained:
@@ -39,23 +39,23 @@ def hugging_face(model: str, *, pretrained: bool = True) -> tuple[HuggingFaceTru
         else:
             loaded = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(model))
     except (OSError, ValueError) as error:
-        where = "" if Path(model).is_dir() else f"; {model} is no local folder either"
-        raise InputError(f"hf:{model} cannot be loaded{where}: {str(error).splitlines()[0]}") from error
+        hint = "" if Path(model).is_dir() else f", and there is no local folder {model}"
+        raise InputError(f"hf:{model} cannot be loaded{hint}: {str(error).splitlines()[0]}") from error
     trunk = HuggingFaceTrunk(_vision(loaded))
     return trunk, _preprocess_of(model, trunk)
 
 
 def hugging_face_from_config(config: Mapping[str, Any]) -> HuggingFaceTrunk:
-    """With random weights, from what `hugging_face_config` gave: needs no hub."""
+    """A model with random weights from the result of `hugging_face_config`, without the hub."""
     transformers = _transformers()
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
     return HuggingFaceTrunk(_vision(model))
 
 
 def hugging_face_config(trunk: HuggingFaceTrunk) -> dict[str, Any]:
-    """The model's configuration, as JSON can hold it."""
+    """The model's configuration as JSON values."""
     config = json.loads(trunk.model.config.to_json_string(use_diff=False))  # type: ignore[union-attr,operator]
-    # Where it came from is of no use elsewhere, and may be a folder of this machine.
+    # The path may be a folder of this machine.
     return {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
 
 
@@ -68,36 +68,37 @@ def _transformers() -> Any:
 
 
 def _preprocess_of(model: str, trunk: HuggingFaceTrunk) -> EvalTransform:
-    """As the model's own image processor is configured; ImageNet's customs where it says nothing."""
+    """The transform of the model's image processor, with ImageNet's defaults for missing settings."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
-        given, _ = ImageProcessingMixin.get_image_processor_dict(model)
+        config, _ = ImageProcessingMixin.get_image_processor_dict(model)
     except OSError:
-        given = {}
+        config = {}
     native = getattr(trunk.model.config, "image_size", None) or 224
-    size, crop = _edges(given.get("size"), native), _edges(given.get("crop_size"), native)
-    mean = tuple(given.get("image_mean") or IMAGENET_MEAN) if given.get("do_normalize", True) else (0.0,) * 3
-    std = tuple(given.get("image_std") or IMAGENET_STD) if given.get("do_normalize", True) else (1.0,) * 3
-    interpolation: Interpolation = "bilinear" if given.get("resample") == _BILINEAR else "bicubic"
+    size, crop = _edges(config.get("size"), native), _edges(config.get("crop_size"), native)
+    mean = tuple(config.get("image_mean") or IMAGENET_MEAN) if config.get("do_normalize", True) else (0.0,) * 3
+    std = tuple(config.get("image_std") or IMAGENET_STD) if config.get("do_normalize", True) else (1.0,) * 3
+    interpolation: Interpolation = "bilinear" if config.get("resample") == _BILINEAR else "bicubic"
 
     def cropped(resize: int) -> EvalTransform:
         height, width = (crop, crop) if isinstance(crop, int) else crop
         return EvalTransform((height, width), max(resize, height, width), True, mean, std, interpolation)
 
-    if isinstance(size, int):  # the shorter edge, cropped or not
-        if "crop_pct" in given and "crop_size" not in given:  # ConvNeXt and ResNet: `size` is the crop below 384 pixels
-            crop, size = size, (int(size / given["crop_pct"]) if size < 384 else size)
-        elif not given.get("do_center_crop", "crop_size" in given):
+    if isinstance(size, int):  # the shorter edge
+        if "crop_pct" in config and "crop_size" not in config:
+            # ConvNeXt and ResNet: `size` is the crop, and below 384 pixels the resize is larger.
+            crop, size = size, (int(size / config["crop_pct"]) if size < 384 else size)
+        elif not config.get("do_center_crop", "crop_size" in config):
             crop = size
         return cropped(size)
-    if given.get("do_center_crop", False):
+    if config.get("do_center_crop", False):
         return cropped(max(size))
     return EvalTransform(size, None, False, mean, std, interpolation)
 
 
 def _edges(size: Any, native: Any) -> int | tuple[int, int]:
-    """A shorter edge, or (height, width): configurations write either in several ways."""
+    """Parse a size of a configuration: the shorter edge, or (height, width)."""
     if size is None:
         size = native
     if isinstance(size, Mapping):
@@ -110,10 +111,11 @@ def _edges(size: Any, native: Any) -> int | tuple[int, int]:
 
 
 def add_lora(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Low-rank adapters in the module's own linear layers, the only part of it left to train.
+    """Add low-rank adapters to linear layers of a module, and freeze all other parameters.
 
     Args:
-        options: of `peft.LoraConfig`, such as {"r": 8, "target_modules": ["query", "value"]}.
+        module: the module, changed in place.
+        options: options of `peft.LoraConfig`, such as {"r": 8, "target_modules": ["query", "value"]}.
 
     References: E. Hu et al., "LoRA", ICLR 2022, arXiv:2106.09685.
     """
@@ -130,7 +132,7 @@ def add_lora(module: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 class TimmTrunk(nn.Module):
-    """A model of timm; its unpooled features, a map (N, C, H, W) or tokens (N, T, C)."""
+    """A model of timm. It returns the unpooled features: a map (N, C, H, W) or tokens (N, T, C)."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -139,12 +141,12 @@ class TimmTrunk(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = cast(Tensor, self.model.forward_features(images))  # type: ignore[operator]
         if x.ndim == 4 and x.shape[1] != self.model.num_features and x.shape[3] == self.model.num_features:
-            return x.permute(0, 3, 1, 2)  # Swin and its kin keep the channels last
+            return x.permute(0, 3, 1, 2)  # Swin and similar models have the channels last
         return x
 
 
 def timm(model: str, *, pretrained: bool = True) -> tuple[TimmTrunk, EvalTransform]:
-    """Any image model of timm, without its classifier."""
+    """Load an image model of timm, without its classifier."""
     try:
         import timm as library  # type: ignore[import-not-found]
     except ImportError as error:

@@ -46,8 +46,8 @@ class _Block(nn.Module):
 
 
 def _start(conv: nn.Conv2d, bn: nn.BatchNorm2d) -> None:
-    """Draw the weights as insightface does, and start the statistics at the variance that such weights give an input of
-    variance 1. With the usual 1, the maps of an untrained network overflow in evaluation.
+    """Initialise the weights as insightface does, and the running variance to the output variance for an input of
+    variance 1. With a running variance of 1, an untrained network would overflow in evaluation mode.
     """
     nn.init.normal_(conv.weight, 0, INITIAL_STD)
     assert bn.running_var is not None
@@ -55,13 +55,12 @@ def _start(conv: nn.Conv2d, bn: nn.BatchNorm2d) -> None:
 
 
 class IResNet(nn.Module):
-    """Faces (N, 3, 112, 112), aligned, to vectors (N, dimension): the paper's head (BN, dropout, linear, BN) is part of
-    it.
+    """Aligned faces (N, 3, 112, 112) to vectors (N, dimension), including the paper's head (BN, dropout, linear, BN).
 
     Args:
         depth: 34, 50 or 100.
-        dimension: of the vectors; the public checkpoints have 512.
-        dropout: before the linear layer, in training.
+        dimension: dimension of the vectors; 512 in public checkpoints.
+        dropout: dropout before the linear layer.
     """
 
     def __init__(self, depth: int = 50, *, dimension: int = 512, dropout: float = 0.0):
@@ -79,7 +78,7 @@ class IResNet(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(512 * (INPUT_SIZE // 16) ** 2, dimension)
         self.features = nn.BatchNorm1d(dimension)
-        self.features.weight.requires_grad_(False)  # 1: the norm of the output is not to be learned here
+        self.features.weight.requires_grad_(False)  # stays 1, as in insightface
         _start(self.conv1, self.bn1)
         for block in self.modules():
             if isinstance(block, _Block):
@@ -99,5 +98,5 @@ class IResNet(nn.Module):
 
 
 def from_public(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The public checkpoints' tensors as this module has them: those of a parallel run put "module." in front."""
+    """Convert the tensors of public checkpoints: remove the prefix "module." of parallel training."""
     return {key.removeprefix("module."): value for key, value in weights.items()}

@@ -1,4 +1,4 @@
-"""Convolution followed by batch normalisation: what most trunks here are made of."""
+"""Convolution with batch normalisation, and TensorFlow's padding."""
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +8,8 @@ from torch.nn import functional
 def conv_bn(x: Tensor, conv: nn.Conv2d, bn: nn.BatchNorm2d) -> Tensor:
     """Equal to `bn(conv(x))`.
 
-    With fixed statistics, in evaluation or when frozen, the normalisation is folded into the kernel: one pass over the
-    map less, and one map less to keep for backward. Kernels are small, so this is done afresh every time and never
-    stale.
+    With fixed statistics (in evaluation, or when frozen) the normalisation is folded into the kernel, which saves a
+    pass over the map and a map stored for backward. The kernel is small, so it is folded at every call.
     """
     if bn.training:
         return torch.as_tensor(bn(conv(x)))
@@ -24,7 +23,7 @@ def conv_bn(x: Tensor, conv: nn.Conv2d, bn: nn.BatchNorm2d) -> Tensor:
 
 
 def same_padding(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Zeros around a map as TensorFlow's "SAME" has them: ceil(size / stride) outputs, the odd zero below and right."""
+    """Pad a map with zeros like TensorFlow's "SAME": ceil(size / stride) outputs, an odd zero below and right."""
     rows, columns = (max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in x.shape[-2:])
     if rows == columns == 0:
         return x

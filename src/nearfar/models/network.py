@@ -1,4 +1,4 @@
-"""The network of an `Embedder`: what it computes, and what of it is trained when.
+"""The network of an `Embedder`: its forward pass, and which parameters are trained.
 
 images ─► trunk ─► pooling ─► features (N, parts * C) ─► layer norm ─► head of each part, concatenated ─► L2
 """
@@ -26,7 +26,7 @@ Head = LinearHead | MLPHead | HashingHead
 
 
 class EmbeddingNetwork(nn.Module):
-    """A trunk, a pooling and a head of each part, put together as the settings say."""
+    """A trunk, a pooling and a head for each part."""
 
     head_is_fitted: Tensor
 
@@ -38,13 +38,13 @@ class EmbeddingNetwork(nn.Module):
         self.pooling = Pooling(settings.pool, parts=settings.parts, prefix=trunk.prefix)
         self.heads = nn.ModuleList(self._make_head() for _ in range(self.pooling.count if settings.head else 0))
         self.register_buffer("head_is_fitted", torch.tensor(not settings.fits_head))
-        # What the trunk's maker left to train: IResNet, for one, fixes a scale, and LoRA everything but its adapters.
+        # Some parameters are never trained: IResNet fixes a scale, and LoRA everything except the adapters.
         self._trainable = {name for name, parameter in self.trunk.named_parameters() if parameter.requires_grad}
         if settings.batch_norm_momentum is not None:
             for _, module in self._batch_norms():
                 module.momentum = settings.batch_norm_momentum
         self._frozen = self._parameters_to(settings.freeze_to) if settings.freeze_to is not None else set()
-        self.free_norm = False  # whether training sees the embeddings at the length that the head gives them
+        self.free_norm = False  # whether embeddings are not normalised in training mode
         self.start_epoch(0)
         self.train()
 
@@ -58,59 +58,60 @@ class EmbeddingNetwork(nn.Module):
 
     @property
     def dimension(self) -> int:
-        """Of the embedding."""
+        """The dimension of the embedding."""
         return self.settings.dimension
 
     @property
     def binary(self) -> bool:
-        """Whether the signs of the embedding are what counts: binary codes, compared by Hamming distance."""
+        """Whether the embeddings are binary codes, compared by Hamming distance."""
         return self.settings.head == "hash"
 
     @property
     def feature_size(self) -> int:
-        """How many features an image has before the head: the channels of every part."""
+        """The number of features of an image before the head: the channels of all parts."""
         return self.channels * self.pooling.count
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; a model without weights, on the CPU."""
+        """The device of the parameters; the CPU if there are none."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     # Forward
 
     def features(self, images: Tensor) -> Tensor:
-        """Images to pooled features (N, parts * C): what comes before the head, and what a feature cache keeps."""
+        """Compute pooled features (N, parts * C), the input of the head, which feature caches store."""
         if images.device.type == "cpu" and images.ndim == 4:
-            # Convolutions there are up to 1.7 times as fast, forward and backward, with the channels last in memory.
+            # On CPUs, convolutions are up to 1.7 times as fast, forward and backward, with the channels last.
             images = images.contiguous(memory_format=torch.channels_last)
         return cast(Tensor, self.pooling(self.trunk(images)))
 
     def project(self, features: Tensor, free_norm: bool | None = None) -> Tensor:
-        """Features to embeddings, of norm 1.
+        """Compute embeddings of unit length from features.
 
         Args:
-            free_norm: of the norm that the head gives them; by default so in training, where `self.free_norm` says so.
+            features: (N, parts * C).
+            free_norm: do not normalise the embeddings; by default `self.free_norm` in training mode, else False.
         """
         if self.settings.fits_head and not self.head_is_fitted:
             raise StateError(
-                f'the head is to start from the principal components of features (head_start="'
-                f'{self.settings.head_start}"): call fit_head(features) first, or choose head_start="random"'
+                f'the head needs the principal components of features (head_start="{self.settings.head_start}"): '
+                'call fit_head(features) first, or choose head_start="random"'
             )
         parts = self._parts(features)
         if self.heads:
             parts = tuple(cast(Tensor, head(part)) for head, part in zip(self.heads, parts, strict=True))
-        together: Tensor = torch.cat(parts, 1)
-        if self.binary:  # of norm 1 as it becomes binary
-            return together / math.sqrt(len(parts))
+        embeddings: Tensor = torch.cat(parts, 1)
+        if self.binary:  # of norm 1 once all values are binary
+            return embeddings / math.sqrt(len(parts))
         if free_norm is None:
             free_norm = self.free_norm and self.training
-        return together if free_norm else functional.normalize(together, dim=1)
+        return embeddings if free_norm else functional.normalize(embeddings, dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.project(self.features(images))
 
     def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
-        """What every head takes, (N, C) each."""
+        """The inputs (N, C) of the heads."""
         if features.ndim != 2 or features.shape[1] != self.feature_size:
             raise InputError(f"features must be (N, {self.feature_size}), not {tuple(features.shape)}")
         parts = torch.split(features, self.channels, 1)
@@ -118,14 +119,14 @@ class EmbeddingNetwork(nn.Module):
             parts = tuple(functional.layer_norm(part, (self.channels,)) for part in parts)
         return parts
 
-    # How the head starts, and what is trained when
+    # Initialisation of the head, and frozen parameters
 
     def fit_head(self, features: Tensor | NDArray[np.float32], *, whiten: bool | None = None) -> None:
-        """Start every head at the principal components of features (N, parts * C) of training images.
+        """Initialise every head with the principal components of features (N, parts * C) of training images.
 
         Args:
-            whiten: divide every component by its standard deviation; by default as `head_start` says (yes, unless it is
-                "pca").
+            features: rows with NaN (broken images) are left out.
+            whiten: divide every component by its standard deviation; by default True unless `head_start` is "pca".
         """
         if not self.heads:
             raise InputError("head=None: there is no head to fit")
@@ -139,20 +140,20 @@ class EmbeddingNetwork(nn.Module):
 
     @torch.no_grad()
     def scale_head(self, factor: float) -> None:
-        """Multiply what the heads give; those of hashing codes, which saturate, stay as they are."""
+        """Multiply the outputs of the heads by a factor, except those of hashing heads, which saturate."""
         for head in self.heads:
             for name, parameter in head.named_parameters() if not isinstance(head, HashingHead) else ():
                 if not name.startswith("up."):
                     parameter.mul_(factor)
 
     def set_progress(self, fraction: float) -> None:
-        """How much of training is done, from 0 to 1: hashing heads sharpen with it."""
+        """Set the fraction of training that is done, from 0 to 1, which hashing heads depend on."""
         for head in self.heads:
             if isinstance(head, HashingHead):
                 head.set_progress(fraction)
 
     def start_epoch(self, epoch: int) -> None:
-        """Choose what this epoch trains: the head alone during warm-up, then the trunk too, unless frozen."""
+        """Select the parameters that are trained in an epoch: only the head during warm-up or with a frozen trunk."""
         trains = not self.settings.freeze_trunk and epoch >= self.settings.warmup_epochs
         frozen = set(self._frozen)
         if self.settings.freeze_batch_norm is True:
@@ -161,20 +162,20 @@ class EmbeddingNetwork(nn.Module):
             parameter.requires_grad_(trains and name in self._trainable and name not in frozen)
 
     def _parameters_to(self, last: str) -> set[str]:
-        """Names of the trunk's parameters from the first to those of the module `last`."""
+        """Names of the trunk's parameters up to and including those of the module `last`."""
         names = [name for name, _ in self.trunk.named_parameters()]
-        own = [i for i, name in enumerate(names) if name.startswith(f"{last}.")]
-        if not own:
+        positions = [i for i, name in enumerate(names) if name.startswith(f"{last}.")]
+        if not positions:
             modules = [name for name, module in self.trunk.named_modules() if name and [*module.parameters()]]
             near = difflib.get_close_matches(last, modules, n=3) or modules[:3]
-            raise InputError(f"the trunk has no part {last!r} to freeze to; it has, for example, {', '.join(near)}")
-        return set(names[: own[-1] + 1])
+            raise InputError(f"the trunk has no module {last!r} to freeze to: it has, for example, {', '.join(near)}")
+        return set(names[: positions[-1] + 1])
 
     def _batch_norms(self) -> Iterator[tuple[str, _BatchNorm]]:
         return ((name, module) for name, module in self.trunk.named_modules() if isinstance(module, _BatchNorm))
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode; a frozen trunk, or its frozen batch normalisation, stays in evaluation."""
+        """Set training mode. A frozen trunk and frozen batch normalisation stay in evaluation mode."""
         super().train(mode)
         if self.settings.freeze_trunk:
             self.trunk.eval()
@@ -182,15 +183,15 @@ class EmbeddingNetwork(nn.Module):
             for _, module in self._batch_norms():
                 module.eval()
         for name, module in self.trunk.named_modules() if self._frozen else ():
-            own = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
-            if own and self._frozen.issuperset(own):
+            parameters = [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
+            if parameters and self._frozen.issuperset(parameters):
                 module.eval()
         return self
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Of the pooling and the head: what is new, and what the papers train faster."""
+        """The parameters of the pooling and the head, which are often trained with a higher learning rate."""
         return [*self.pooling.parameters(), *self.heads.parameters()]
 
     def trunk_parameters(self) -> list[nn.Parameter]:
-        """Of the trunk, trained now or not."""
+        """The parameters of the trunk, including frozen ones."""
         return list(self.trunk.parameters())

@@ -1,5 +1,5 @@
-"""ResNet, as torchvision and timm have it: the stride of a bottleneck is in its 3 x 3 convolution ("v1.5"), where the
-paper has it in the first 1 x 1.
+"""ResNet, as in torchvision and timm: the stride of a bottleneck is in its 3 x 3 convolution ("v1.5"), not in the first
+1 x 1 as in the paper.
 
 References: K. He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385.
 
@@ -66,13 +66,13 @@ class ResNet(nn.Module):
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        last_stride: of the last stage; 1 gives a map of twice the height and width, as is usual in re-identification.
+        last_stride: stride of the last stage; 1 doubles the height and width of the map, usual in re-identification.
     """
 
     def __init__(self, depth: int = 50, *, last_stride: int = 2):
         super().__init__()
         if last_stride not in (1, 2):
-            raise InputError(f"last_stride is 1 or 2, not {last_stride}")
+            raise InputError(f"last_stride must be 1 or 2, not {last_stride}")
         bottleneck = depth >= _BOTTLENECK_FROM
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -98,8 +98,6 @@ class ResNet(nn.Module):
 
 
 def from_public(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The public checkpoints' tensors as this module has them: without the classes, and without the prefix "module." of
-    a parallel run.
-    """
+    """Convert the tensors of public checkpoints: remove the class layer and the prefix of parallel training."""
     names = {key.removeprefix("module."): value for key, value in weights.items()}
     return {name: value for name, value in names.items() if not name.startswith("fc.")}

@@ -1,4 +1,4 @@
-"""How an embedder is put together: what `Embedder` is given, checked, and what is saved with it."""
+"""The settings of an `Embedder`, checked and saved with the model."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -14,7 +14,7 @@ FreezeBatchNorm = bool | Literal["statistics"]
 
 @dataclass(frozen=True)
 class Settings:
-    """See `Embedder` for what each means; nothing is left to a default here."""
+    """The settings of an `Embedder`, which documents them, with all defaults resolved."""
 
     pool: Pool
     parts: tuple[int, ...]
@@ -27,7 +27,7 @@ class Settings:
     freeze_to: str | None
     freeze_batch_norm: FreezeBatchNorm
     warmup_epochs: int
-    batch_norm_momentum: float | None = None  # those of older models do not say
+    batch_norm_momentum: float | None = None  # missing in older models
 
     def __post_init__(self) -> None:
         if self.head not in ("linear", "mlp", "hash", None):
@@ -35,17 +35,17 @@ class Settings:
         if self.head_start not in get_args(HeadStart):
             raise InputError(f"head_start must be one of {', '.join(get_args(HeadStart))}, not {self.head_start!r}")
         if self.head_start == "uniform" and self.head != "linear":
-            raise InputError(f'head_start="uniform" goes with head="linear", not {self.head!r}')
+            raise InputError(f'head_start="uniform" needs head="linear", not {self.head!r}')
         if self.head is None and self.head_start != "random":
-            raise InputError(f"head=None gives the features themselves: head_start={self.head_start!r} starts nothing")
+            raise InputError(f"head_start={self.head_start!r} needs a head, not head=None")
         if self.hidden is not None and self.head != "mlp":
-            raise InputError(f'hidden goes with head="mlp", not {self.head!r}')
+            raise InputError(f'hidden needs head="mlp", not {self.head!r}')
         if not self.parts or min(self.parts) < 1:
             raise InputError(f"parts must be numbers of stripes such as (1, 2, 3), not {tuple(self.parts)}")
         if self.dimension < 1 or self.dimension % sum(self.parts):
-            raise InputError(f"dimension={self.dimension} cannot be shared equally by {sum(self.parts)} parts")
+            raise InputError(f"dimension={self.dimension} must be a positive multiple of the {sum(self.parts)} parts")
         if self.freeze_to is not None and self.freeze_trunk:
-            raise InputError("freeze_trunk=True keeps the whole trunk as it is: freeze_to goes without it")
+            raise InputError("freeze_trunk=True freezes the whole trunk: leave out freeze_to")
         if self.freeze_batch_norm not in (True, False, "statistics"):
             raise InputError(f'freeze_batch_norm must be True, False or "statistics", not {self.freeze_batch_norm!r}')
         if self.batch_norm_momentum is not None and not 0 < self.batch_norm_momentum <= 1:
@@ -55,12 +55,12 @@ class Settings:
 
     @property
     def fits_head(self) -> bool:
-        """Whether the head starts from features that `fit_head` is given."""
+        """Whether `fit_head` initialises the head."""
         return self.head_start in ("pca", "pca-whiten")
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads. A momentum that is not set is left out: what older models did not say would change
-        their fingerprints, and indexes made with them would be refused.
+        """The settings as JSON values. An unset momentum is left out, because a new entry would change the fingerprints
+        of older models, and indexes made with them would be refused.
         """
         values = asdict(self)
         if self.batch_norm_momentum is None:
@@ -69,7 +69,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Settings":
-        """From what `to_json` wrote."""
+        """The inverse of `to_json`."""
         known = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not needed <= values.keys() <= known:

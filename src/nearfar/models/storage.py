@@ -1,4 +1,4 @@
-"""One file for a model: its tensors as safetensors, and in that format's header all the rest as JSON. No pickle."""
+"""Model files: safetensors with the tensors, and a JSON description in the header."""
 
 import json
 import os
@@ -15,21 +15,21 @@ try:
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 except ImportError as missing:
-    raise MissingPackageError("nearfar.models keeps weights as safetensors: pip install 'nearfar[models]'") from missing
+    raise MissingPackageError("nearfar.models needs safetensors: pip install 'nearfar[models]'") from missing
 
 FILE_NAME = "model.safetensors"
-_ENTRY = "nearfar"  # in the header
+_ENTRY = "nearfar"  # key in the header
 _FORMAT = 1
 
 
 def model_file(path: str | os.PathLike[str]) -> Path:
-    """The file itself, or the one in a folder."""
+    """The path of a model file, or of the one in a folder."""
     path = Path(path)
     return path / FILE_NAME if path.is_dir() else path
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Path:
-    """Write all or nothing: another process never sees half a file, and a kill leaves the old one."""
+    """Write a model file atomically: other processes see the old file or the new one."""
     target = model_file(path)
     try:
         text = json.dumps({"format": _FORMAT, **description}, ensure_ascii=False, allow_nan=False)
@@ -37,27 +37,27 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
         raise InputError(f"label names and calibration must be plain JSON: {error}") from error
     try:
         with replaced_path(target) as partial:
-            mode = partial.stat().st_mode  # safetensors makes its files readable for their owner only
+            mode = partial.stat().st_mode  # safetensors makes files readable only for their owner
             save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {_ENTRY: text})
             partial.chmod(mode)
-    except SafetensorError as error:  # which repeats what the disk says
+    except SafetensorError as error:  # with the operating system's message
         raise FileError(f"{target} could not be written: {error}") from error
     return target
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and description, or an error that says what is wrong with the file."""
+    """Read the tensors and the description of a model file."""
     source = model_file(path)
     if not source.is_file():
-        raise MissingFileError(f"{source}: there is no model here")
+        raise MissingFileError(f"there is no model {source}")
     try:
         with safe_open(source, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dictionary
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{source} is damaged or no safetensors file: {error}") from error
+        raise InputError(f"{source} is damaged or not a safetensors file: {error}") from error
     if _ENTRY not in header:
-        raise InputError(f"{source} holds tensors but was not saved by nearfar: open it as weights of a trunk instead")
+        raise InputError(f"{source} has tensors, but was not saved by nearfar: open it as weights of a trunk instead")
     try:
         description = json.loads(header[_ENTRY])
         version = description["format"]

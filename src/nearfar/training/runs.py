@@ -63,11 +63,17 @@ class Run(RunFolder):
             raise ConfigError(f"{self.folder / 'config.yaml'} is damaged: it is empty")
         return read_yaml(self.folder / "config.yaml")
 
+    @property
+    def has_model(self) -> bool:
+        """Whether the best model is there; resuming a finished run without it makes it from the checkpoints again."""
+        return (self.folder / "model.safetensors").is_file()
+
     def model(self, device: str = "cpu") -> Embedder:
         """The best model."""
-        if not (self.folder / "model.safetensors").is_file():
+        if not self.has_model:
+            missing = f"{self.folder} has no model{'' if self.finished else ' yet'}"
             raise MissingFileError(
-                f"{self.folder} has no model yet: nearfar train --resume {self.folder} resumes the run"
+                f"{missing}: nearfar train --resume {self.folder} makes it"
                 if is_run(self.folder)
                 else not_a_run(self.folder)
             )

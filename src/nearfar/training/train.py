@@ -78,7 +78,7 @@ def train(
             if restarted() and (Run(config.out or "").folder / "config.yaml").is_file():
                 run = _run_to_resume(config.out or "")
                 config = run.config
-    if run is not None and run.finished:  # a process was killed after the end of the run
+    if run is not None and run.finished and run.has_model:  # a process was killed after the end of the run
         return run
     budget = Budget(config.budget) if config.budget is not None and run is None else None
     local = with_options(config, {name: value for name, value in options.items() if name in WHERE})
@@ -108,7 +108,7 @@ def train(
 def _run_to_resume(folder: str | os.PathLike[str]) -> Run:
     run = Run(folder)
     _ = run.config  # raises if there is no run
-    if run.finished and not restarted():
+    if run.finished and run.has_model and not restarted():
         raise ConfigError(f"{run.folder} is already finished: nearfar evaluate {run.folder} evaluates it")
     return run
 

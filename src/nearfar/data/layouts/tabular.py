@@ -28,12 +28,12 @@ NO_LABEL = ("", "-1", "None", "nan")
 
 
 def recognise_csv(path: Path) -> bool:
-    """Whether the file name ends accordingly."""
+    """Whether the file name has the extension."""
     return path.suffix.lower() in (".csv", ".tsv")
 
 
 def recognise_parquet(path: Path) -> bool:
-    """Whether the file name ends accordingly."""
+    """Whether the file name has the extension."""
     return path.suffix.lower() in (".parquet", ".pq")
 
 

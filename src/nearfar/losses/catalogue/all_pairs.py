@@ -8,7 +8,7 @@ from torch import Tensor
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.plan import SIZES
 from nearfar.losses.engine.row_functions import strip_height
-from nearfar.losses.engine.vectors import blocks, cut, ordered, unit, wide
+from nearfar.losses.engine.vectors import blocks, ordered, unit, wide
 
 Strip = tuple[slice, Tensor, Tensor, Tensor]  # rows, cosines (b, M), positive (b, M), negative (b, M)
 MASKED = 2**24  # pairs whose masks are made together
@@ -40,4 +40,4 @@ def positive_pairs(pairs: Pairs, size: int, above_diagonal: bool) -> Iterator[tu
         i, j = (positive.triu_(part.start + 1) if above_diagonal else positive).nonzero(as_tuple=True)
         i = i + part.start if part.start else i
         for block in blocks(i.shape[0], size):
-            yield cut(i, block), cut(j, block)
+            yield i[block], j[block]

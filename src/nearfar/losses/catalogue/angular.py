@@ -35,6 +35,12 @@ class TupletMarginLoss(Loss):
         margin: the slack in radians (0.1, which is 5.73 degrees).
         scale: scale of the cosines.
 
+    Example:
+        >>> import torch
+        >>> loss = TupletMarginLoss(margin=0.1, scale=32)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.079
+
     References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019.
     """
 
@@ -64,6 +70,12 @@ class AngularLoss(Loss):
     Args:
         alpha: the bound, in radians (40 degrees; the paper finds 36 to 55 good).
         npair_weight: weight of l_npair, which the paper adds.
+
+    Example:
+        >>> import torch
+        >>> loss = AngularLoss(alpha=0.7)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
 
     References: J. Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017, arXiv:1708.01682, Eq. 7 and 9.
     """

@@ -34,6 +34,13 @@ class ArcFaceLoss(ClassLevelLoss):
         easy_margin: apply the margin only where s > 0.
         label_smoothing: how much of the target's probability all classes share.
 
+    Example:
+        >>> import torch
+        >>> loss = ArcFaceLoss(num_classes=10, embedding_size=16, margin=0.3)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
     arXiv:1801.07698, Eq. 3.
     """
@@ -66,6 +73,13 @@ class CombinedMarginLoss(ClassLevelLoss):
         m2: added to the angle, in radians.
         m3: subtracted from the cosine.
         scale: γ.
+
+    Example:
+        >>> import torch
+        >>> loss = CombinedMarginLoss(num_classes=10, embedding_size=16, m2=0.3, m3=0.2)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019,
     arXiv:1801.07698, Eq. 4.
@@ -128,6 +142,13 @@ class SphereFaceLoss(_AnnealedMarginLoss):
         scale: multiplies all logits.
         base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
 
+    Example:
+        >>> import torch
+        >>> loss = SphereFaceLoss(num_classes=10, embedding_size=16, margin=2)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
     arXiv:1704.08063, Eq. 7.
     """
@@ -155,6 +176,13 @@ class LargeMarginSoftmaxLoss(_AnnealedMarginLoss):
         margin: m, multiplies the angle.
         scale: multiplies all logits.
         base, decay, power, lambda_min: the annealing; `lambda_min=0, base=0` is the loss without it.
+
+    Example:
+        >>> import torch
+        >>> loss = LargeMarginSoftmaxLoss(num_classes=10, embedding_size=16, margin=2, lambda_min=5)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: W. Liu et al., "Large-Margin Softmax Loss for Convolutional Neural Networks", ICML 2016,
     arXiv:1612.02295, Eq. 4-6.

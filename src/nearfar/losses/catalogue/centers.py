@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.errors import StateError
 from nearfar.losses import inputs
 from nearfar.losses.engine.angles import ArcMargin
 from nearfar.losses.engine.maps import Linear
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.pools import Nearest, Relaxed
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.engine.vectors import unit
+from nearfar.losses.engine.vectors import unit, wide
 from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, class_ids
 from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import ANGLE, Angle, Fraction, Positive, PositiveInt
@@ -36,6 +36,13 @@ class SoftTripleLoss(ClassLevelLoss):
         gamma: temperature of the softmax over centres.
         margin: δ.
         tau: weight of the regulariser.
+
+    Example:
+        >>> import torch
+        >>> loss = SoftTripleLoss(num_classes=10, embedding_size=16, centers_per_class=2)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([20, 16])
 
     References: Q. Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019,
     arXiv:1909.05235, Eq. 10.
@@ -72,6 +79,13 @@ class SubCenterArcFaceLoss(ClassLevelLoss):
         scale: γ.
         sub_centers: K; class c has the rows c K … c K + K - 1 of `weight`.
 
+    Example:
+        >>> import torch
+        >>> loss = SubCenterArcFaceLoss(num_classes=10, embedding_size=16, sub_centers=2)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([20, 16])
+
     References: J. Deng et al., "Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces",
     ECCV 2020.
     """
@@ -101,10 +115,7 @@ class SubCenterArcFaceLoss(ClassLevelLoss):
             The indices of the outliers, and the dominant centres (classes, dimension).
         """
         ANGLE.check("threshold", threshold)
-        assert self.weight is not None
-        if hasattr(self.weight, "to_local"):
-            raise StateError("the sub-centres are sharded: look for outliers with a plain loss of their full_state")
-        centers = unit(self.weight).reshape(-1, self.vectors_per_class, self.weight.shape[1])
+        centers = self.class_vectors().reshape(self.num_classes, self.vectors_per_class, -1)
         cosines = torch.einsum("nd,nkd->nk", unit(embeddings.to(centers.dtype)), centers[labels])
         votes = torch.zeros(centers.shape[:2], dtype=torch.long, device=labels.device)
         votes.index_put_((labels, cosines.argmax(1)), torch.ones_like(labels), accumulate=True)
@@ -131,12 +142,20 @@ class CenterLoss(ClassLevelLoss):
         alpha: how fast the centres follow, from 0 to 1.
         loss_weight: λ; the paper has 0.003 for faces.
 
+    Example:
+        >>> import torch
+        >>> loss = CenterLoss(num_classes=10, embedding_size=16, alpha=0.3)
+        >>> value = loss(torch.randn(8, 16), torch.arange(8))
+        >>> loss.centers.shape
+        torch.Size([10, 16])
+
     References: Y. Wen et al., "A Discriminative Feature Learning Approach for Deep Face Recognition", ECCV 2016,
     Eq. 2-4.
     """
 
     class_level = True
     needs_class_ids = True
+    takes_soft_labels = False
     takes_references = False
     free_norm = True
     alpha: Fraction = 0.5
@@ -144,18 +163,25 @@ class CenterLoss(ClassLevelLoss):
     loss_weight: float = 1.0
 
     def set_up(self, num_classes: int, embedding_size: int) -> None:
-        self.num_classes = num_classes
         device = torch.device("meta") if self.sharded else None
         self.centers: Tensor
         self.register_buffer("centers", torch.empty(num_classes, embedding_size, device=device))
         torch.nn.init.xavier_uniform_(self.centers)
 
+    @property
+    def class_table(self) -> Tensor:
+        return self.centers
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """-loss_weight/2 |x - c|^2 (N, C)."""
+        return torch.cdist(wide(embeddings), self.class_vectors()).square() * (-self.loss_weight / 2)
+
     def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
-        embeddings, labels = batch.embeddings, inputs.class_ids(batch.labels, "CenterLoss")
-        inputs.check_class_ids(labels, self.num_classes)
+        embeddings, labels = batch.embeddings, class_ids(batch.labels, "CenterLoss")
+        check_class_ids(labels, self.num_classes)
         inputs.check_embeddings(embeddings, self.centers.shape[1])
         x = embeddings.to(torch.promote_types(embeddings.dtype, self.centers.dtype))
-        # With the centres before this step, which moves them, perhaps before its gradient is computed.
+        # The centres as they are before this step, which moves them before the gradient is computed.
         distances = self.with_own_class(self.centers, labels, lambda centers: (x - centers).square().sum(1))
         if self.training and torch.is_grad_enabled():
             self._move_centers(x.detach(), labels)

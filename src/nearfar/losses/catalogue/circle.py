@@ -9,7 +9,7 @@ from nearfar.errors import InputError
 from nearfar.losses.engine.maps import Linear, Row, SelfPaced
 from nearfar.losses.engine.pairs import Pairs
 from nearfar.losses.engine.spec import LossSpec
-from nearfar.losses.inputs import class_ids
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive, PositiveInt
@@ -29,11 +29,18 @@ class UnifiedLoss(Loss):
         num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
             weights.
 
+    Example:
+        >>> import torch
+        >>> loss = UnifiedLoss(m=0.25, gamma=16)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        4.702
+
     References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
     arXiv:2002.10857, Eq. 1.
     """
 
     row_local = True
+    takes_soft_labels = True
     m: float = 0.25
     gamma: Positive = 64.0
     _: KW_ONLY
@@ -65,11 +72,18 @@ class CircleLoss(Loss):
         num_classes, embedding_size: give both for the class-level form, which compares samples with learned class
             weights.
 
+    Example:
+        >>> import torch
+        >>> loss = CircleLoss(m=0.25, gamma=64)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        56.693
+
     References: Y. Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020,
     arXiv:2002.10857, Eq. 6 and 8-10.
     """
 
     row_local = True
+    takes_soft_labels = True
     m: float | Tensor = 0.4
     gamma: Positive = 80.0
     _: KW_ONLY

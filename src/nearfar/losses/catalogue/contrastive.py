@@ -1,27 +1,22 @@
 """Pair-level losses: samples × samples (or × `ref_emb`)."""
 
 from dataclasses import KW_ONLY, InitVar
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from nearfar.errors import InputError
 from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
-from nearfar.losses.engine.maps import Hinge, Linear, Map
+from nearfar.losses.engine.maps import Hinge, Linear
 from nearfar.losses.engine.pairs import ClassPairs, Pairs
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import unit, wide
-from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Positive
-
-
-def _over_active_pairs(positive: Map, negative: Map, **settings: Any) -> LossSpec:
-    """The mean of f_p over the positive pairs whose term is not zero, plus that of f_n over such negative pairs."""
-    sums: dict[str, Any] = {"gather": ("sum", "sum"), "combine": "split", "act": "identity", "average": "active"}
-    return LossSpec(positive=positive, negative=negative, **sums, **settings)
 
 
 @register("pair", "mean [d_p − m_p]₊² + mean [m_n − d_n]₊², over the pairs that are not zero")
@@ -38,6 +33,12 @@ class ContrastiveLoss(DistanceLoss):
         distance: "l2", "squared_l2" or "cosine" (1 - s).
         normalize: compare normalised vectors; False compares them as they are.
 
+    Example:
+        >>> import torch
+        >>> loss = ContrastiveLoss(pos_margin=0.2, neg_margin=1.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.482
+
     References: R. Hadsell, S. Chopra, Y. LeCun, "Dimensionality Reduction by Learning an Invariant Mapping", CVPR
     2006, Eq. 4.
     """
@@ -50,11 +51,9 @@ class ContrastiveLoss(DistanceLoss):
     distance: DistanceKind = "l2"
 
     def spec(self) -> LossSpec:
-        return _over_active_pairs(
-            Hinge(self.distance_map(self.distance, 1, -self.pos_margin), self.power),
-            Hinge(self.distance_map(self.distance, -1, self.neg_margin), self.power),
-            normalize=self.normalized,
-        )
+        positive = Hinge(self.distance_map(self.distance, 1, -self.pos_margin), self.power)
+        negative = Hinge(self.distance_map(self.distance, -1, self.neg_margin), self.power)
+        return plain_sums(positive, negative, average="active", normalize=self.normalized)
 
 
 def _one_per_class(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,6 +82,12 @@ class NPairsLoss(Loss):
         pairs: "all" or "one_per_class".
         l2_weight: weight of the squared norms, which keeps them from growing (the paper's 0.02 times the 1/4 of its
             code).
+
+    Example:
+        >>> import torch
+        >>> loss = NPairsLoss(pairs="one_per_class")
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.698
 
     References: K. Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
     """
@@ -136,6 +141,12 @@ class MultiSimilarityLoss(Loss):
         epsilon: the mining's slack; None keeps all pairs.
         learn_base: learn λ, as the parameter `base`.
 
+    Example:
+        >>> import torch
+        >>> loss = MultiSimilarityLoss(alpha=2, beta=40)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.657
+
     References: X. Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR
     2019, arXiv:1904.06627.
     """
@@ -175,6 +186,12 @@ class NTXentLoss(Loss):
         temperature: τ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log 1/τ.
 
+    Example:
+        >>> import torch
+        >>> loss = NTXentLoss(temperature=0.5, learnable=True)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
+
     References: T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020,
     arXiv:2002.05709, Eq. 1.
     """
@@ -183,10 +200,6 @@ class NTXentLoss(Loss):
     temperature: Positive = 0.07
     _: KW_ONLY
     learnable: InitVar[bool] = False
-
-    def set_up(self, learnable: bool) -> None:
-        if learnable:
-            self.learn_scale(1 / self.temperature)
 
     def spec(self) -> LossSpec:
         scale, negative = self.scales(1 / self.temperature)
@@ -205,6 +218,12 @@ class SupConLoss(Loss):
         temperature: τ; where it begins, if it is learned.
         learnable: learn it, as the parameter `logit_scale` = log 1/τ.
 
+    Example:
+        >>> import torch
+        >>> loss = SupConLoss(temperature=0.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
+
     References: P. Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, arXiv:2004.11362, Eq. 2.
     """
 
@@ -212,10 +231,6 @@ class SupConLoss(Loss):
     temperature: Positive = 0.1
     _: KW_ONLY
     learnable: InitVar[bool] = False
-
-    def set_up(self, learnable: bool) -> None:
-        if learnable:
-            self.learn_scale(1 / self.temperature)
 
     def spec(self) -> LossSpec:
         scale, negative = self.scales(1 / self.temperature)
@@ -240,6 +255,12 @@ class NCALoss(Loss):
 
     Args:
         softmax_scale: γ; 1 as in the paper, whose vectors are not normalised. About 10 separates more.
+
+    Example:
+        >>> import torch
+        >>> loss = NCALoss(softmax_scale=10)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.099
 
     References: J. Goldberger et al., "Neighbourhood Components Analysis", NIPS 2004.
     """
@@ -266,6 +287,12 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     Args:
         pos_margin, neg_margin: in units of the ratio.
 
+    Example:
+        >>> import torch
+        >>> loss = SignalToNoiseRatioContrastiveLoss(neg_margin=3.0)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        3.0
+
     References: T. Yuan et al., "Signal-To-Noise Ratio: A Robust Distance Metric for Deep Metric Learning", CVPR 2019,
     arXiv:1904.02616.
     """
@@ -278,7 +305,7 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
     def spec(self) -> LossSpec:
         positive = Hinge(Linear(1.0, 1 - self.pos_margin), 1)
         negative = Hinge(Linear(-1.0, self.neg_margin - 1), 1)
-        return _over_active_pairs(positive, negative, normalize=(False, False))
+        return plain_sums(positive, negative, average="active", normalize=(False, False))
 
     def over_pairs(self, pairs: Pairs, batch: Batch) -> Tensor:
         # With centred vectors z, d = 1 + (|z_y|^2 - 2 z_x.z_y) / |z_x|^2: one product of different rows and columns.
@@ -289,7 +316,7 @@ class SignalToNoiseRatioContrastiveLoss(Loss):
         if not self.any_row_counts(pairs, "all"):
             return self.zero(rows, columns, shape=(len(rows),) if self.reduction == "none" else ())
         weight = batch.sample_weight
-        if bool(silent.any()):
+        if torch.compiler.is_compiling() or bool(silent.any()):
             weight = (torch.ones_like(power[:, 0]) if weight is None else weight).masked_fill(silent[:, 0], 0)
         return self.evaluate(self.spec(), pairs, rows, columns, row_weight=weight)
 
@@ -314,6 +341,13 @@ class ThresholdConsistentMarginLoss(Loss):
         lambda_plus, lambda_minus: weights of the two sides.
         margin_plus, margin_minus: the similarities.
 
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import SupConLoss
+        >>> loss = SupConLoss() + ThresholdConsistentMarginLoss(margin_plus=0.9)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.999
+
     References: Q. Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning", ICLR 2024,
     arXiv:2307.04047.
     """
@@ -327,4 +361,5 @@ class ThresholdConsistentMarginLoss(Loss):
     def spec(self) -> LossSpec:
         positive = Hinge(Linear(-1.0, self.margin_plus), 1)
         negative = Hinge(Linear(1.0, -self.margin_minus), 1)
-        return _over_active_pairs(positive, negative, side_scale=(self.lambda_plus, self.lambda_minus))
+        weights = self.lambda_plus, self.lambda_minus
+        return plain_sums(positive, negative, average="active", side_scale=weights)

@@ -10,9 +10,9 @@ from nearfar.errors import InputError
 from nearfar.losses.engine.angles import ArcMargin, QualityMargin
 from nearfar.losses.engine.maps import Curriculum, Linear, Row, Square
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import norms, unit, wide
-from nearfar.losses.inputs import class_ids
+from nearfar.losses.labels import class_ids
 from nearfar.losses.loss import ClassLevelLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import Angle, Fraction, Positive
@@ -35,11 +35,19 @@ class AdaFaceLoss(ClassLevelLoss):
         h: concentration of z.
         t_alpha: the weight of a new batch in the running averages.
 
+    Example:
+        >>> import torch
+        >>> loss = AdaFaceLoss(num_classes=10, embedding_size=16, h=0.3)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: M. Kim, A. Jain, X. Liu, "AdaFace: Quality Adaptive Margin for Face Recognition", CVPR 2022,
     arXiv:2204.00964.
     """
 
     free_norm = True
+    takes_soft_labels = False  # its averages are over samples
     margin: Angle = 0.4
     scale: Positive = 64.0
     _: KW_ONLY
@@ -84,6 +92,13 @@ class MagFaceLoss(ClassLevelLoss):
         l_margin, u_margin: its values there, in radians.
         scale: γ.
         lambda_g: weight of the norm's term.
+
+    Example:
+        >>> import torch
+        >>> loss = MagFaceLoss(num_classes=10, embedding_size=16, l_a=1, u_a=10)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: Q. Meng et al., "MagFace: A Universal Representation for Face Recognition and Quality Assessment",
     CVPR 2021, arXiv:2103.06627.
@@ -131,11 +146,19 @@ class CurricularFaceLoss(ClassLevelLoss):
         margin: m, in radians.
         scale: γ.
 
+    Example:
+        >>> import torch
+        >>> loss = CurricularFaceLoss(num_classes=10, embedding_size=16, margin=0.4)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: Y. Huang et al., "CurricularFace: Adaptive Curriculum Learning Loss for Deep Face Recognition",
     CVPR 2020, arXiv:2004.00288, Eq. 5-8.
     """
 
     needs_class_ids = True
+    takes_soft_labels = False  # so is the running mean of its targets
     margin: Angle = 0.5
     scale: Positive = 64.0
 
@@ -177,6 +200,13 @@ class P2SGradLoss(ClassLevelLoss):
     Args:
         num_classes, embedding_size: shape of the class weights.
 
+    Example:
+        >>> import torch
+        >>> loss = P2SGradLoss(num_classes=10, embedding_size=16)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: X. Zhang et al., "P2SGrad: Refined Gradients for Optimizing Deep Face Models", CVPR 2019,
     arXiv:1905.02479, Eq. 11.
     """
@@ -185,12 +215,4 @@ class P2SGradLoss(ClassLevelLoss):
 
     def spec(self) -> LossSpec:
         # (s - 1)^2 = s^2 + (1 - 2s): the squares of all classes, and the rest for the sample's own.
-        return LossSpec(
-            positive=Linear(-2, 1),
-            negative=Square(),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            scale=1 / self.num_classes,
-            others=True,
-        )
+        return plain_sums(Linear(-2, 1), Square(), scale=1 / self.num_classes, others=True)

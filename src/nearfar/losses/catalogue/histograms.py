@@ -15,7 +15,7 @@ from nearfar.losses.catalogue.all_pairs import Strip, strips
 from nearfar.losses.catalogue.triplets import listed
 from nearfar.losses.engine.maps import Distance, Interpolated, Map, ShiftedHinge, beyond, nodes, through
 from nearfar.losses.engine.pairs import Pairs
-from nearfar.losses.engine.spec import LossSpec, StripSpec
+from nearfar.losses.engine.spec import LossSpec, StripSpec, plain_sums
 from nearfar.losses.engine.vectors import ordered
 from nearfar.losses.inputs import Batch
 from nearfar.losses.loss import Loss
@@ -25,15 +25,8 @@ from nearfar.losses.settings import PositiveInt
 
 def _over_all_pairs(positive: Map, negative: Map, numbers: tuple[float, float]) -> LossSpec:
     """The mean of f_p over all positive pairs, plus the mean of f_n over all negative ones."""
-    return LossSpec(
-        positive=positive,
-        negative=negative,
-        gather=("sum", "sum"),
-        combine="split",
-        act="identity",
-        side_scale=(1 / max(1, numbers[0]), 1 / max(1, numbers[1])),
-        average="all",
-    )
+    side_scale = 1 / max(1, numbers[0]), 1 / max(1, numbers[1])
+    return plain_sums(positive, negative, side_scale=side_scale, average="all")
 
 
 def _numbers(pairs: Pairs) -> tuple[float, float]:
@@ -52,6 +45,12 @@ class HistogramLoss(Loss):
 
     Args:
         n_bins: number of bins of each histogram.
+
+    Example:
+        >>> import torch
+        >>> loss = HistogramLoss(n_bins=50)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.0
 
     References: E. Ustinova, V. Lempitsky, "Learning Deep Embeddings with Histogram Loss", NIPS 2016, arXiv:1611.00822,
     Eq. 2-5.
@@ -98,6 +97,13 @@ class IntraPairVarianceLoss(Loss):
 
     Args:
         pos_eps, neg_eps: how far from the mean a pair may be, relative to it.
+
+    Example:
+        >>> import torch
+        >>> from nearfar.losses import TupletMarginLoss
+        >>> loss = TupletMarginLoss() + 0.5 * IntraPairVarianceLoss()
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.003
 
     References: B. Yu, D. Tao, "Deep Metric Learning with Tuplet Margin Loss", ICCV 2019, Eq. 11-13.
     """
@@ -153,6 +159,12 @@ class DynamicSoftMarginLoss(Loss):
         num_bins: number of bins of the histogram.
         momentum: weight of a new batch in the running histogram.
 
+    Example:
+        >>> import torch
+        >>> loss = DynamicSoftMarginLoss(num_bins=20)
+        >>> round(loss(torch.arange(16.0).view(4, 4).sin(), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.0
+
     References: L. Zhang, S. Rusinkiewicz, "Learning Local Descriptors With a CDF-Based Dynamic Soft Margin", ICCV 2019.
     """
 
@@ -169,7 +181,7 @@ class DynamicSoftMarginLoss(Loss):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "DynamicSoftMarginLoss":
         """Counts stay in float64, whatever the embeddings are in."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.histogram = self.histogram.double()
         return self
 

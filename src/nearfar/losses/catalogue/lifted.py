@@ -30,6 +30,12 @@ class GeneralizedLiftedStructureLoss(DistanceLoss):
         neg_margin, pos_margin: in the distance's unit.
         normalize: compare normalised vectors; False compares them as they are, as the paper recommends.
 
+    Example:
+        >>> import torch
+        >>> loss = GeneralizedLiftedStructureLoss(neg_margin=0.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.193
+
     References: A. Hermans, L. Beyer, B. Leibe, "In Defense of the Triplet Loss for Person Re-Identification", 2017,
     arXiv:1703.07737, Eq. 10.
     """
@@ -61,6 +67,12 @@ class LiftedStructureLoss(DistanceLoss):
         neg_margin, pos_margin: in the distance's unit.
         normalize: compare normalised vectors, as pytorch-metric-learning does; False compares them as they are, as the
             authors' network does (its configuration of training has no normalisation).
+
+    Example:
+        >>> import torch
+        >>> loss = LiftedStructureLoss(neg_margin=0.5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        1.779
 
     References: H. Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016,
     arXiv:1511.06452, Eq. 4.

@@ -24,6 +24,11 @@ class QuantizationLoss(Summand):
 
         L = mean over samples and bits of (|h| - 1)^2
 
+    Example:
+        >>> import torch
+        >>> round(QuantizationLoss()(torch.eye(4)).item(), 3)
+        1.0
+
     References: J. Wang et al., "A Survey on Learning to Hash", TPAMI 2018, arXiv:1606.00185.
     """
 
@@ -40,6 +45,11 @@ class BitBalanceLoss(Summand):
     """Bit balance: it makes every bit of a code -1 and 1 equally often, in the batch of each process.
 
         L = mean over bits of (mean over samples of h)^2
+
+    Example:
+        >>> import torch
+        >>> round(BitBalanceLoss()(torch.eye(4)).item(), 3)
+        0.25
 
     References: J. Wang et al., "A Survey on Learning to Hash", TPAMI 2018, arXiv:1606.00185.
     """

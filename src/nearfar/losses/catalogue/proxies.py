@@ -29,6 +29,13 @@ class ProxyNCALoss(ClassLevelLoss):
         softmax_scale: multiplies the distances; Proxy-NCA++ has 9 (its T = 1/9).
         exclude_positive: leave the positive proxy out of the denominator.
 
+    Example:
+        >>> import torch
+        >>> loss = ProxyNCALoss(num_classes=10, embedding_size=16, softmax_scale=9)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: Y. Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017,
     arXiv:1703.07464, Eq. 4; E. Teh, T. DeVries, G. Taylor, "ProxyNCA++", ECCV 2020, arXiv:2004.01113.
     """
@@ -64,10 +71,18 @@ class ProxyAnchorLoss(ClassLevelLoss):
         proxies_per_class: K; class c has the rows c K … c K + K - 1 of `weight`.
         gamma: temperature of the softmax over a class's proxies.
 
+    Example:
+        >>> import torch
+        >>> loss = ProxyAnchorLoss(num_classes=10, embedding_size=16, alpha=16)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: S. Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020, arXiv:2003.13911, Eq. 4.
     """
 
     proxies_are_rows = True
+    takes_soft_labels = False
     margin: float = 0.1
     alpha: Positive = 32.0
     _: KW_ONLY

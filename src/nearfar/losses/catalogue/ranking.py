@@ -72,6 +72,12 @@ class SmoothAPLoss(Loss):
     Args:
         temperature: τ.
 
+    Example:
+        >>> import torch
+        >>> loss = SmoothAPLoss(temperature=0.1)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.5
+
     References: A. Brown et al., "Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval", ECCV 2020,
     arXiv:2007.12163, Eq. 6.
     """
@@ -99,6 +105,12 @@ class FastAPLoss(Loss):
 
     Args:
         num_bins: number of bins on [0, 4], between num_bins + 1 nodes.
+
+    Example:
+        >>> import torch
+        >>> loss = FastAPLoss(num_bins=20)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.667
 
     References: F. Cakir et al., "Deep Metric Learning to Rank", CVPR 2019, Eq. 10.
     """
@@ -141,6 +153,12 @@ class RecallAtKLoss(Loss):
         rank_temperature: of the sigmoid that counts ranks.
         k_temperature: of the sigmoid that cuts at k.
 
+    Example:
+        >>> import torch
+        >>> loss = RecallAtKLoss(ks=(1, 2))
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.616
+
     References: Y. Patel, G. Tolias, J. Matas, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup",
     CVPR 2022, arXiv:2108.11179, Eq. 8.
     """
@@ -180,6 +198,12 @@ class PNPLoss(Loss):
         b, alpha: of the variants that have them.
         anneal: the sigmoid's temperature.
         variant: as above.
+
+    Example:
+        >>> import torch
+        >>> loss = PNPLoss(variant="Ds")
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.347
 
     References: Z. Li et al., "Rethinking the Optimization of Average Precision: Only Penalizing Negative Instances
     before Positive Ones is Enough", AAAI 2022, arXiv:2102.04640.
@@ -224,6 +248,12 @@ class RankedListLoss(Loss):
         Tn, Tp: temperatures of the negatives' and the positives' weights.
         imbalance: weight of the negatives.
         alpha: boundary of the negatives; None is 1 + margin / 2.
+
+    Example:
+        >>> import torch
+        >>> loss = RankedListLoss(margin=0.4, Tn=5)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.307
 
     References: X. Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019, arXiv:1903.03238.
     """

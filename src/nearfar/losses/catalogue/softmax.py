@@ -34,6 +34,13 @@ class SoftmaxLoss(ClassLevelLoss):
         bias: whether the logits have a bias.
         label_smoothing: how much of the target's probability all classes share.
 
+    Example:
+        >>> import torch
+        >>> loss = SoftmaxLoss(num_classes=10, embedding_size=16, bias=False)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: J. Bridle, "Training Stochastic Model Recognition Algorithms as Networks can Lead to Maximum Mutual
     Information Estimation of Parameters", NIPS 1989; the cross-entropy of a linear layer.
     """
@@ -42,9 +49,6 @@ class SoftmaxLoss(ClassLevelLoss):
     _: KW_ONLY
     bias: InitVar[bool] = True
     label_smoothing: BelowOne = 0.0
-
-    def set_up(self, bias: bool, **sizes: Any) -> None:
-        self.add_classes(**sizes, bias=bias)
 
     def spec(self) -> LossSpec:
         return _softmax(normalize=(False, False), smoothing=self.label_smoothing)
@@ -58,6 +62,13 @@ class ModifiedSoftmaxLoss(ClassLevelLoss):
 
     Args:
         num_classes, embedding_size: shape of the class weights.
+
+    Example:
+        >>> import torch
+        >>> loss = ModifiedSoftmaxLoss(num_classes=10, embedding_size=16)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: W. Liu et al., "SphereFace: Deep Hypersphere Embedding for Face Recognition", CVPR 2017,
     arXiv:1704.08063, Eq. 4.
@@ -81,6 +92,13 @@ class L2SoftmaxLoss(ClassLevelLoss):
             at least 1.
         learnable: whether the radius is a parameter.
         bias: whether the logits have a bias.
+
+    Example:
+        >>> import torch
+        >>> loss = L2SoftmaxLoss(num_classes=10, embedding_size=16, scale=16)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: R. Ranjan, C. Castillo, R. Chellappa, "L2-constrained Softmax Loss for Discriminative Face
     Verification", 2017, arXiv:1703.09507.
@@ -120,6 +138,13 @@ class NormFaceLoss(ClassLevelLoss):
         learnable: learn it, as the parameter `logit_scale` = log γ.
         label_smoothing: how much of the target's probability all classes share.
 
+    Example:
+        >>> import torch
+        >>> loss = NormFaceLoss(num_classes=10, embedding_size=16, label_smoothing=0.1)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: F. Wang et al., "NormFace: L2 Hypersphere Embedding for Face Verification", ACM MM 2017,
     arXiv:1704.06369.
     """
@@ -128,11 +153,6 @@ class NormFaceLoss(ClassLevelLoss):
     _: KW_ONLY
     learnable: InitVar[bool] = False
     label_smoothing: BelowOne = 0.0
-
-    def set_up(self, learnable: bool, **sizes: Any) -> None:
-        self.add_classes(**sizes)
-        if learnable:
-            self.learn_scale(self.scale)
 
     def spec(self) -> LossSpec:
         return _softmax(self.scales(self.scale)[0], smoothing=self.label_smoothing)
@@ -147,6 +167,13 @@ class NormalizedSoftmaxLoss(ClassLevelLoss):
     Args:
         num_classes, embedding_size: shape of the class weights.
         temperature: τ.
+
+    Example:
+        >>> import torch
+        >>> loss = NormalizedSoftmaxLoss(num_classes=10, embedding_size=16, temperature=0.1)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: A. Zhai, H.-Y. Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019,
     arXiv:1811.12649.
@@ -171,6 +198,13 @@ class CosFaceLoss(ClassLevelLoss):
         learnable: learn it, as the parameter `logit_scale` = log γ.
         label_smoothing: how much of the target's probability all classes share.
 
+    Example:
+        >>> import torch
+        >>> loss = CosFaceLoss(num_classes=10, embedding_size=16, scale=30, learnable=True)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
+
     References: H. Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018,
     arXiv:1801.09414, Eq. 4.
     """
@@ -180,11 +214,6 @@ class CosFaceLoss(ClassLevelLoss):
     _: KW_ONLY
     learnable: InitVar[bool] = False
     label_smoothing: BelowOne = 0.0
-
-    def set_up(self, learnable: bool, **sizes: Any) -> None:
-        self.add_classes(**sizes)
-        if learnable:
-            self.learn_scale(self.scale)
 
     def spec(self) -> LossSpec:
         scale, _ = self.scales(self.scale)
@@ -201,6 +230,13 @@ class AMSoftmaxLoss(ClassLevelLoss):
         num_classes, embedding_size: shape of the class weights.
         margin: m; or a tensor (num_classes,), one for every class.
         scale: γ.
+
+    Example:
+        >>> import torch
+        >>> loss = AMSoftmaxLoss(num_classes=10, embedding_size=16, margin=0.3)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: F. Wang et al., "Additive Margin Softmax for Face Verification", IEEE SPL 2018, arXiv:1801.05599.
     """
@@ -225,6 +261,13 @@ class InstanceLoss(ClassLevelLoss):
         num_classes: how many instances there are.
         embedding_size: the dimension.
         gamma: scale of the cosines.
+
+    Example:
+        >>> import torch
+        >>> loss = InstanceLoss(num_classes=10, embedding_size=16, gamma=32)
+        >>> loss(torch.randn(8, 16), torch.arange(8)).backward()
+        >>> loss.weight.grad.shape
+        torch.Size([10, 16])
 
     References: Z. Zheng et al., "Dual-Path Convolutional Image-Text Embeddings with Instance Loss", ACM TOMM 2020,
     arXiv:1711.05535, Eq. 3.

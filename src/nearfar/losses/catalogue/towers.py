@@ -13,11 +13,11 @@ from nearfar.losses import inputs
 from nearfar.losses.calling import eager
 from nearfar.losses.engine.maps import Linear, Softplus
 from nearfar.losses.engine.pairs import ClassPairs, TowerPairs
-from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.spec import LossSpec, plain_sums
 from nearfar.losses.engine.vectors import unit
 from nearfar.losses.loss import Loss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import POSITIVE, Positive
+from nearfar.losses.settings import Positive
 
 
 class TwoTowerLoss(Loss):
@@ -26,17 +26,30 @@ class TwoTowerLoss(Loss):
     takes_references = False
 
     @eager
-    def forward(self, a: Tensor, b: Tensor, *, sample_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, a: Tensor, b: Tensor, negatives: Tensor | None = None, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
         """
         Args:
             a, b: (N, D) each, of any norm; row i of one belongs to row i of the other.
+            negatives: not taken: the other rows of the batch are the negatives. The error says what takes others.
             sample_weight: (N,) weights of the pairs in the mean.
         """
+        if negatives is not None:
+            raise InputError(
+                f"{type(self).__name__} takes its negatives from the batch. NTXentLoss compares with others, too: "
+                "i = torch.arange(len(a)); NTXentLoss(temperature)(a, i, ref_emb=torch.cat([b, negatives]), "
+                "ref_labels=torch.cat([i, torch.full((len(negatives),), len(a))]))"
+            )
+        a = self.watched(a)
         inputs.check_embeddings(a, None, "a", finite=self.check_finite)
         inputs.check_embeddings(b, a.shape[1], "b", finite=self.check_finite)
         if len(a) != len(b):
             raise InputError(f"{len(a)} rows of a for {len(b)} of b: row i of one belongs to row i of the other")
         inputs.check_sample_weight(sample_weight, len(a), self)
+        if self._statistics is not None:
+            n = len(a)
+            self._statistics.add_similarities(ClassPairs.to_classes(torch.arange(n, device=a.device), n), a, b)
         dtype = functools.reduce(torch.promote_types, (a.dtype, b.dtype, torch.float32))
         if self.distribution is not None:
             return self.distribution.evaluate_towers(self, a.to(dtype), b.to(dtype), sample_weight)
@@ -52,8 +65,8 @@ class TwoTowerLoss(Loss):
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        """What these `rows` of both towers, all or those of one rank, add to the loss of the `towers`; `pairs` are the
-        rows of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
+        """The part of these `rows` of both towers, all or one rank's, in the loss of the `towers`; `pairs` are the rows
+        of one × all rows of the other. A loss that is not `row_local` defines `of_towers` instead.
         """
         raise TypeError(f"{type(self).__name__} does not say what its loss is: define of_rows() or of_towers()")
 
@@ -83,22 +96,20 @@ class InfoNCELoss(TwoTowerLoss):
     """
 
     row_local = True
+    temperature: Positive = 0.07
+    _: KW_ONLY
+    learnable: InitVar[bool] = True
     max_scale: Positive = 100.0
 
-    def __init__(self, temperature: float = 0.07, *, learnable: bool = True, max_scale: float = 100.0, **options: Any):
-        super().__init__(**options)
-        POSITIVE.check("temperature", temperature)
-        self.max_scale = max_scale
-        self.logit_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learnable)
-
-    @property
-    def temperature(self) -> Tensor:
-        """The present value of τ."""
-        return 1 / self._scale()
-
-    def _scale(self) -> Tensor:
+    def set_up(self, learnable: bool) -> None:
+        self.learn_scale(1 / self.temperature)
         assert self.logit_scale is not None
-        return self.logit_scale.clamp_max(math.log(self.max_scale)).exp()
+        self.logit_scale.requires_grad_(learnable)
+
+    def scales(self, scale: float) -> tuple[Any, Any]:
+        assert self.logit_scale is not None
+        current = self.logit_scale.clamp_max(math.log(self.max_scale)).exp()
+        return current, -current
 
     def spec(self) -> LossSpec:
         # SupCon with one positive, compared with all rows of the other tower.
@@ -117,7 +128,7 @@ class InfoNCELoss(TwoTowerLoss):
         if not n:
             return super().of_towers(a, b, sample_weight)
         # One set of 2N rows, compared only across the towers: a tile of similarities serves both directions.
-        both = torch.cat([unit(a), unit(b)]) * self._scale().sqrt()
+        both = torch.cat([unit(a), unit(b)]) * self.scales(1.0)[0].sqrt()
         weight = None if sample_weight is None else sample_weight.repeat(2)
         loss = self.evaluate(self.spec(), TowerPairs(n, a.device), both, None, row_weight=weight)
         return loss.view(2, n).mean(0) if self.reduction == "none" else loss / 2 if self.reduction == "sum" else loss
@@ -125,7 +136,7 @@ class InfoNCELoss(TwoTowerLoss):
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
     ) -> Tensor:
-        scale, spec = self._scale().sqrt(), self.spec()
+        scale, spec = self.scales(1.0)[0].sqrt(), self.spec()
         forth, back = (
             self.evaluate(spec, pairs, unit(x) * scale, unit(y) * scale, row_weight=weight)
             for x, y in zip(rows, reversed(towers), strict=True)
@@ -146,6 +157,12 @@ class SigLIPLoss(TwoTowerLoss):
         bias: the initial b, which makes up for the many negatives.
         learnable: whether both are learned.
 
+    Example:
+        >>> import torch
+        >>> loss = SigLIPLoss(bias=-5)
+        >>> round(loss(torch.eye(4), torch.eye(4).flip(0)).item(), 3)
+        10.027
+
     References: X. Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023, arXiv:2303.15343, Eq. 1.
     """
 
@@ -160,15 +177,7 @@ class SigLIPLoss(TwoTowerLoss):
         self.logit_bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learnable)
 
     def spec(self) -> LossSpec:
-        return LossSpec(
-            positive=Softplus(-1),
-            negative=Softplus(1),
-            gather=("sum", "sum"),
-            combine="split",
-            act="identity",
-            average="all",
-            normalize=(False, False),
-        )
+        return plain_sums(Softplus(-1), Softplus(1), average="all", normalize=(False, False))
 
     def of_rows(
         self, rows: tuple[Tensor, Tensor], towers: tuple[Tensor, Tensor], pairs: ClassPairs, weight: Tensor | None
@@ -193,6 +202,12 @@ class VICRegLoss(TwoTowerLoss):
     Args:
         invariance_lambda, variance_mu, covariance_v: weights of the three terms.
         eps: under the root of the variance.
+
+    Example:
+        >>> import torch
+        >>> loss = VICRegLoss(variance_mu=10)
+        >>> round(loss(torch.eye(4), torch.eye(4).flip(0)).item(), 3)
+        17.541
 
     References: A. Bardes, J. Ponce, Y. LeCun, "VICReg: Variance-Invariance-Covariance Regularization for
     Self-Supervised Learning", ICLR 2022, arXiv:2105.04906, Eq. 1-6; the half is in its code.

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nearfar.errors import InputError
 from nearfar.losses.catalogue.distances import DistanceKind, DistanceLoss
 from nearfar.losses.engine.maps import Distance, softplus, through
 from nearfar.losses.engine.pairs import Pairs, table_of
 from nearfar.losses.engine.spec import LossSpec, StripSpec
-from nearfar.losses.inputs import Batch, class_ids
+from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, class_ids
 from nearfar.losses.loss import Loss
 from nearfar.losses.mined import Triplets, TuplePairs
 from nearfar.losses.registry import register
@@ -40,6 +40,12 @@ class TripletMarginLoss(DistanceLoss):
         smooth_loss: softplus instead of the hinge.
         distance: "l2", "squared_l2" or "cosine" (1 - s).
         normalize: compare normalised vectors; False compares them as they are, as re-identification often does.
+
+    Example:
+        >>> import torch
+        >>> loss = TripletMarginLoss(margin=0.3, mining="all")
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.3
 
     References: F. Schroff et al., "FaceNet", CVPR 2015, arXiv:1503.03832, Eq. 2; A. Hermans, L. Beyer, B. Leibe, "In
     Defense of the Triplet Loss for Person Re-Identification", 2017, arXiv:1703.07737, Eq. 5.
@@ -105,8 +111,9 @@ class TripletMarginLoss(DistanceLoss):
         d_p = distance.gather(1, columns).masked_fill_(~filled, -torch.inf)
         count = _compared if columns.shape[1] < MANY else _sorted
         of_positives, of_negatives = count(d_p, d_n, self.margin, semihard)
-        if s.device.type == "cpu" and not bool(of_positives.any()):  # elsewhere one would have to wait for the answer
-            nothing = distance.sum(1).mul_(0)  # or NaN, where a distance is
+        waits = s.device.type != "cpu" or torch.compiler.is_compiling()  # for the answer
+        if not waits and not bool(of_positives.any()):
+            nothing = distance.sum(1).mul_(0)  # NaN where a distance is NaN
             return nothing, nothing, None
         factor = of_negatives.neg_().scatter_add_(1, columns, of_positives)
         number = of_positives.sum(1)
@@ -133,7 +140,7 @@ class TripletMarginLoss(DistanceLoss):
 
 
 def _compared(d_p: Tensor, d_n: Tensor, margin: float, semihard: bool) -> tuple[Tensor, Tensor]:
-    """In how many active triplets each positive (b, K) and each negative (b, M) is, a block of positives at a time.
+    """The number of active triplets of each positive (b, K) and each negative (b, M), by blocks of positives.
 
     A triplet is active if d_n < d_p + margin; a semi-hard one if also d_p < d_n. Columns that are not positive have
     d_p = -inf, those that are not negative d_n = inf.
@@ -185,6 +192,12 @@ class MarginLoss(Loss):
         cutoff: the sampling raises smaller distances to this one.
         nonzero_loss_cutoff: negatives further than this are not drawn.
 
+    Example:
+        >>> import torch
+        >>> loss = MarginLoss(beta=1.0, learn_beta=True)
+        >>> round(loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item(), 3)
+        0.614
+
     References: C.-Y. Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, arXiv:1706.07567.
     """
 
@@ -209,9 +222,9 @@ class MarginLoss(Loss):
             self.register_buffer("beta", value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "MarginLoss":
-        """Convert a boundary that has not moved from the number given, not from its rounding in the old precision."""
+        """Convert a boundary that has not moved from its exact setting, not from its rounding in the old precision."""
         unmoved = not self._beta.is_meta and bool((self._beta == self.beta_at_first).all())
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if unmoved and not self._beta.is_meta:
             with torch.no_grad():
                 self._beta.fill_(self.beta_at_first)
@@ -223,7 +236,7 @@ class MarginLoss(Loss):
         return self.beta
 
     def row_parameters(self, pairs: Pairs, embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-        """The rows' boundaries; if negatives are drawn, numbers in [0, 1) to do it with, and the dimension."""
+        """The rows' boundaries, and for drawn negatives a random number in [0, 1) and the dimension."""
         boundary = self._boundaries(embeddings, labels)
         if self.sampling == "all":
             return (boundary,)
@@ -234,8 +247,7 @@ class MarginLoss(Loss):
         if self._beta.ndim == 0:
             return self._beta.expand(len(embeddings))
         labels = class_ids(labels, "MarginLoss with a boundary per class")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self._beta):
-            raise InputError(f"labels must be between 0 and {len(self._beta) - 1}, num_classes - 1, for MarginLoss")
+        check_class_ids(labels, len(self._beta))
         return self._beta[labels]
 
     def penalty(self, embeddings: Tensor, labels: Tensor | None) -> Tensor | None:

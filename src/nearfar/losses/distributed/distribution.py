@@ -27,6 +27,7 @@ from nearfar.losses.engine.pairs import ClassPairs, Pairs
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import wide
 from nearfar.losses.inputs import Batch
+from nearfar.losses.labels import check_class_ids, check_multi_hot
 from nearfar.losses.loss import Loss
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Distribution:
 
     @staticmethod
     def _needs_all_classes(loss: Loss) -> bool:
-        """Whether a row is a function of its similarities to all classes, as strip functions are."""
+        """Whether the loss needs a row's similarities to all classes at once, as strip functions do."""
         return loss.weight is not None and not loss.proxies_are_rows and not isinstance(loss.spec(), LossSpec)
 
     # By rows
@@ -126,7 +127,7 @@ class Distribution:
         return batch._replace(ref_emb=ref_emb, ref_labels=self._collected(batch.ref_labels, columns))
 
     def _batch_of_all(self, batch: Batch, counts: list[int], columns: list[int], alike: bool) -> Batch:
-        """The batch of all ranks. `alike`: all of them compute the same with it."""
+        """The batch of all ranks. `alike`: every rank computes the same with it."""
         batch = self._with_all_references(batch, columns, alike)
         names = "labels", "positives", "negatives", "sample_weight"
         collected: dict[str, Any] = {name: self._collected(getattr(batch, name), counts) for name in names}
@@ -135,7 +136,7 @@ class Distribution:
         return batch._replace(embeddings=embeddings, indices_tuple=indices, **collected)
 
     def _all_indices(self, batch: Batch, counts: list[int], columns: list[int]) -> tuple[Tensor, ...] | None:
-        """What the miners of all ranks list, each in its own batch, as indices into the batch of all."""
+        """The tuples of all ranks' miners, each about its own batch, as indices into the batch of all."""
         if batch.indices_tuple is None:
             return None
         device, rows = batch.embeddings.device, self.ranks.own(counts)
@@ -152,7 +153,7 @@ class Distribution:
 
     def _by_classes(self, loss: Loss, batch: Batch, counts: list[int]) -> Tensor:
         if batch.labels is not None and batch.labels.ndim == 2:
-            inputs.check_multi_hot(batch.labels, loss.num_classes)
+            check_multi_hot(batch.labels, loss.num_classes)
             batch = batch._replace(labels=None, positives=torch.ne(batch.labels, 0))
         masks = [self._of_classes_here(mask, loss, counts) for mask in (batch.positives, batch.negatives)]
         batch = self._batch_of_all(batch._replace(positives=None, negatives=None), counts, counts, alike=False)
@@ -179,7 +180,7 @@ class Distribution:
         """The pairs of all samples × this rank's classes, or of this rank's classes × all samples."""
         shard = Shard(self.ranks, loss.num_classes)
         if batch.labels is not None:
-            inputs.check_class_ids(batch.labels, loss.num_classes)
+            check_class_ids(batch.labels, loss.num_classes)
         loss.sampled = None
         if self._samples_classes(loss):
             loss.sampled = self._chosen(loss, shard, batch)
@@ -218,7 +219,6 @@ class Distribution:
         column = torch.where(held, column, 0)
         pairs = ClassPairs(column, column + held.long(), number)
         pairs.positives, pairs.negatives = torch.ones_like(labels), torch.full_like(labels, columns - 1)
-        pairs.complete = len(labels) > 0 and columns > 1
         return pairs
 
     def _mask_pairs(self, loss: Loss, shard: Shard, batch: Batch) -> Pairs:
@@ -230,11 +230,10 @@ class Distribution:
         pairs = inputs.mask_pairs(positives, negatives, transpose=loss.proxies_are_rows)
         if not loss.proxies_are_rows:
             pairs.positives, pairs.negatives = self.ranks.sum(torch.stack([pairs.positives, pairs.negatives]))
-            pairs.complete = len(positives) > 0 and bool(((pairs.positives > 0) & (pairs.negatives > 0)).all())
         return pairs
 
     def held(self, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's part of a table by classes; where in it the classes `labels` (n,) are, and which it has, (n,)."""
+        """This rank's part of a table by classes, each label's position there (n,), and which labels it has (n,)."""
         part = local_part(table)
         if part is None:
             return table, labels, torch.ones_like(labels, dtype=torch.bool)
@@ -243,7 +242,7 @@ class Distribution:
         return part, torch.where(held, labels - shard.first, 0), held
 
     def with_own_class(self, table: Tensor, labels: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """See `Loss.with_own_class`; every rank computes it for the samples whose classes it has."""
+        """See `Loss.with_own_class`; every rank computes the values of the samples whose classes it has."""
         if local_part(table) is None:
             return function(table[labels])
         part, index, held = self.held(table, labels)

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.errors import InputError, StateError
+from nearfar.errors import StateError
 from nearfar.losses.engine import dense
 from nearfar.losses.engine.evaluation import Evaluation, Grads
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.spec import LossSpec, check, innermost
+from nearfar.losses.engine.spec import check
 from nearfar.losses.engine.vectors import restored
 
 
@@ -40,7 +40,7 @@ def evaluate(
         parameters: numbers of the rows, (N,) each, followed by numbers of the columns, (M,) each, for maps or a strip
             function.
     """
-    check_plan(plan, columns, bias, len(parameters))
+    _check(plan, columns, bias, len(parameters))
     wanted = torch.is_grad_enabled()
     result: Tensor = _Evaluate.apply(plan, wanted, rows, columns, bias, *parameters)  # type: ignore[no-untyped-call]
     return result
@@ -50,7 +50,7 @@ def evaluate_densely(
     plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None = None, *parameters: Tensor
 ) -> Tensor:
     """The same loss by whole matrices and autograd."""
-    check_plan(plan, columns, bias, len(parameters))
+    _check(plan, columns, bias, len(parameters))
     pairs = plan.pairs
     masks = (restored(mask, pairs.row_order).t() for mask in pairs.masks(slice(0, pairs.rows)))
     positive, negative = (restored(mask, pairs.column_order).t() for mask in masks)
@@ -69,19 +69,9 @@ def evaluate_densely(
     )
 
 
-def check_plan(plan: Plan, columns: Tensor | None, bias: Tensor | None, parameters: int) -> None:
-    """Refuse what has no meaning, before anything is computed."""
-    spec = plan.spec
-    if isinstance(spec, LossSpec):
-        check(spec, plan.row_parameters, parameters - plan.row_parameters)
-        if spec.pool is not None and (columns is None or bias is not None):
-            raise InputError("a pool is over class vectors: give columns of their own, without a bias")
-        if bias is not None and any(innermost(side).of_cosines for side in (spec.positive, spec.negative)):
-            raise InputError("a bias is added to similarities, and this map is a function of the cosine: leave it out")
-    if columns is None and spec.normalize[0] != spec.normalize[1]:
-        raise InputError("rows compared with themselves have one normalisation: set both alike, or give columns")
-    if bias is not None and columns is None:
-        raise InputError("a bias belongs to columns that are not the rows themselves: give columns")
+def _check(plan: Plan, columns: Tensor | None, bias: Tensor | None, numbers: int) -> None:
+    rows = plan.row_parameters
+    check(plan.spec, rows, numbers - rows, one_set=columns is None, bias=bias is not None)
 
 
 class _Evaluate(torch.autograd.Function):
@@ -105,7 +95,8 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise StateError(
-                "the losses are differentiable once: call backward or autograd.grad without create_graph=True"
+                "the losses are differentiable once: make the loss with dense=True for second derivatives, as of a "
+                "gradient penalty, or call backward or autograd.grad without create_graph=True"
             )
         grads: Grads
         if ctx.plan.reduction == "none":

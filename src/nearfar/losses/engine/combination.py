@@ -1,5 +1,6 @@
 """Combinations: the loss of a row, from what it makes of its positives and of its negatives, and its derivatives."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,34 +28,28 @@ class EachPositive(Sum):
 
 
 def combined(
-    spec: LossSpec,
-    p: Tensor | None,
-    n: Tensor,
-    absent: tuple[Tensor | None, Tensor | None],
-    sides: tuple[Any, Any],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows' losses (n,), and their derivatives by P and N, for joint, split and negatives.
+    spec: LossSpec, values: Sequence[Tensor], absent: Sequence[Tensor | None], factors: Sequence[Any]
+) -> tuple[Tensor, list[Tensor]]:
+    """The rows' losses (n,), and their derivatives by P and N, for joint and split.
 
     Args:
-        p, n: P and N; no P where the loss is over negatives only.
-        absent: which rows have no positives, and which no negatives; None: every row has some.
-        sides: k_p and k_n of a split loss; None is 1.
+        values: P and N.
+        absent: the rows without positives, and those without negatives; their values may be infinite. None: no row.
+        factors: k_p and k_n of a split loss.
     """
-    if spec.combine == "split":
-        assert p is not None
-        losses, derivatives = [], []
-        for side, none, k, scale in zip((p, n), absent, sides, spec.side_scale, strict=True):
-            loss, by_side = (without_pairs(x, none) for x in activate(spec.act, side))
-            factor = scale if k is None else k * scale
-            losses.append(loss * factor)
-            derivatives.append(by_side * factor)
-        return losses[0] + losses[1], derivatives[0], derivatives[1]
-    total, derivative = activate(spec.act, n if p is None else p + n)
-    for none in absent:
-        total, derivative = without_pairs(total, none), without_pairs(derivative, none)
-    return total, derivative, derivative
+    if spec.combine != "split":
+        loss, slope = (zeroed(x, *absent) for x in activate(spec.act, values[0] + values[1]))
+        return loss, [slope, slope]
+    losses, slopes = [], []
+    for value, none, k, scale in zip(values, absent, factors, spec.side_scale, strict=True):
+        loss, slope = (zeroed(x, none) * (k * scale) for x in activate(spec.act, value))
+        losses.append(loss)
+        slopes.append(slope)
+    return losses[0] + losses[1], slopes
 
 
-def without_pairs(values: Tensor, absent: Tensor | None) -> Tensor:
-    """Zero where a row has no pairs of a kind, whatever was computed there."""
-    return values if absent is None else values.masked_fill(absent, 0.0)
+def zeroed(values: Tensor, *masks: Tensor | None) -> Tensor:
+    """The values, with zero wherever a mask says so, whatever is there."""
+    for mask in masks:
+        values = values if mask is None else values.masked_fill(mask, 0)
+    return values

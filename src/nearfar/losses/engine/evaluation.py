@@ -31,7 +31,6 @@ from nearfar.losses.engine.groups import Group, Tile, of_one_set, of_two_sets
 from nearfar.losses.engine.maps import placeholders
 from nearfar.losses.engine.memory import keep_freed_memory
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.pools import Pool
 from nearfar.losses.engine.products import Numbers, Products
 from nearfar.losses.engine.reductions import PICKS
 from nearfar.losses.engine.row_functions import of_function
@@ -39,7 +38,7 @@ from nearfar.losses.engine.row_statistics import RowStatistics
 from nearfar.losses.engine.row_weights import RowWeights
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.tile_terms import Side
-from nearfar.losses.engine.vectors import blocks, ordered, restored
+from nearfar.losses.engine.vectors import ordered, restored
 
 Grads = tuple[Tensor | None, ...]
 
@@ -76,7 +75,9 @@ class Evaluation:
         spec, penalty = self.plan.spec, None
         if isinstance(spec, LossSpec):
             losses = torch.cat([self.like.new_zeros(0), *(self._of_group(group, spec) for group in self._groups(spec))])
-            penalty = None if spec.pool is None else self._add_penalty(spec.pool)
+            if spec.pool is not None:
+                penalty = self.products.add_penalty(self.weights.of_columns)
+                penalty = penalty if self.shared is None else self.shared.ranks.sum(penalty)
         else:
             losses = of_function(
                 spec, self.plan, self.products, self.row_numbers, self.log_weight, self.weights, self.wanted
@@ -108,14 +109,15 @@ class Evaluation:
 
     def _of_group(self, group: Group, spec: LossSpec) -> Tensor:
         """The losses of the rows of a group, whose statistics its tiles complete, and the gradients of these."""
-        statistics = RowStatistics(spec, self.pairs, group.rows, self.like, group.one_tile)
+        by_numbers = self.row_numbers.gradients, self.column_numbers.gradients
+        statistics = RowStatistics(spec, self.pairs, group.rows, self.like, group.one_tile, *by_numbers)
         sweeps, picks = statistics.sweeps, self._picks(spec)
         hold = self.wanted and not picks
         left: float = self.plan.budget if hold or len(sweeps) > 1 else 0
         kept: dict[int, list[Side]] = {}
         for number, (look, exchange) in enumerate(sweeps):
             for index, tile in enumerate(group.tiles):
-                sides = kept[index] if index in kept else self._sides(group, tile, spec.pool)
+                sides = kept[index] if index in kept else self._sides(group, tile)
                 size = sum(side.nbytes for side in sides) if number == 0 else math.inf
                 if size <= left:
                     left -= size
@@ -130,14 +132,12 @@ class Evaluation:
         if not self.wanted or statistics.nothing_to_learn:
             return losses
         if picks:
-            self.products.add_entries(group.rows, statistics.picked)
+            for function, columns, pull in statistics.picked():
+                self.products.add_entries(group.rows, columns, function, pull)
             return losses
         for index, tile in enumerate(group.tiles):
-            sides = kept.pop(index) if index in kept else self._sides(group, tile, spec.pool)
-            self._add_gradient(tile, statistics, sides, spec.pool)
-        for number, by_row in statistics.by_row_number.items():
-            if (total := self.row_numbers.gradients[number]) is not None:
-                total[group.rows] += by_row
+            sides = kept.pop(index) if index in kept else self._sides(group, tile)
+            self._add_gradient(tile, statistics, sides)
         return losses
 
     def _picks(self, spec: LossSpec) -> bool:
@@ -149,23 +149,16 @@ class Evaluation:
             and not any(placeholders(function) for function in (spec.positive, spec.negative))
         )
 
-    def _sides(self, group: Group, tile: Tile, pool: Pool | None) -> list[Side]:
+    def _sides(self, group: Group, tile: Tile) -> list[Side]:
         """A tile as its rows see it, and, off the diagonal of one set, as the rows see it that are its columns."""
         i, j = tile
-        if pool is None:
-            s = self.products.similarities(i, j)
-            if not self.products.one_set or i.start == j.start:
-                return [self._side(group, s, i, j)]
-            return [self._side(group, s, i, j), self._side(group, s.t(), j, i)]
-        # A pool does not care which side is which, but its passes are faster over memory as it lies.
-        b, t = i.stop - i.start, j.stop - j.start
-        planes = self.like.new_empty(pool.size, *((b, t) if b >= t else (t, b)))
-        for plane, columns in zip(planes, _planes(j, pool), strict=True):
-            self.products.similarities(i, columns, plane if b >= t else plane.t())
-        pooled, shares = pool.gather(planes)
-        return [self._side(group, pooled if b >= t else pooled.t(), i, j, shares)]
+        s, shares = self.products.tile(i, j)
+        sides = [self._side(group, s, i, j, shares)]
+        if self.products.one_set and i.start != j.start:
+            sides.append(self._side(group, s.t(), j, i, None))
+        return sides
 
-    def _side(self, group: Group, s: Tensor, i: slice, j: slice, pool_shares: Tensor | None = None) -> Side:
+    def _side(self, group: Group, s: Tensor, i: slice, j: slice, pool_shares: Tensor | None) -> Side:
         return Side(
             slice(i.start - group.rows.start, i.stop - group.rows.start),
             s,
@@ -177,37 +170,13 @@ class Evaluation:
             pool_shares,
         )
 
-    def _add_gradient(self, tile: Tile, statistics: RowStatistics, sides: list[Side], pool: Pool | None) -> None:
+    def _add_gradient(self, tile: Tile, statistics: RowStatistics, sides: list[Side]) -> None:
         """Products 2 and 3 of one tile."""
-        i, j = tile
-        g, *of_columns = (statistics.gradient(side, self.column_numbers.gradients) for side in sides)
+        g, *of_columns = (statistics.gradient(side) for side in sides)
+        if self.plan.watch is not None:
+            for part in (g, *of_columns):
+                self.plan.watch(part)
         if self.products.one_set:
-            self.products.add_symmetric(i, j, g.add_(of_columns[0].t()) if of_columns else g + g.t())
-        elif pool is None:
-            self.products.add(i, j, g)
+            self.products.add_symmetric(*tile, g.add_(of_columns[0].t()) if of_columns else g + g.t())
         else:
-            upright, shares = g.shape[0] >= g.shape[1], sides[0].pool_shares
-            assert shares is not None
-            planes = pool.expand(g if upright else g.t(), shares)
-            for plane, columns in zip(planes, _planes(j, pool), strict=True):
-                self.products.add(i, columns, plane if upright else plane.t())
-
-    def _add_penalty(self, pool: Pool) -> Tensor:
-        """A pool's own term, of a block of classes at a time, whose gradient is added to that of the columns."""
-        columns, grad = self.products.y, self.products.grad_y
-        total, dimension = self.like.new_zeros(()), columns.shape[1]
-        for part in blocks(columns.shape[0], max(1, self.plan.sizes.turned // (pool.size * dimension)) * pool.size):
-            term = pool.penalty(columns.units(part).view(-1, pool.size, dimension))
-            if term is None:
-                break
-            total += term[0]
-            if grad is not None:
-                fold = columns.fold(part)
-                pull = self.weights.of_columns if fold is None else self.weights.of_columns * fold
-                grad[part].addcmul_(term[1].view(-1, dimension), pull)
-        return total if self.shared is None else self.shared.ranks.sum(total)
-
-
-def _planes(columns: slice, pool: Pool) -> list[slice]:
-    """The vectors of a tile's classes: a slice for the first vector of each, one for the second, and so on."""
-    return [slice(columns.start * pool.size + plane, columns.stop * pool.size, pool.size) for plane in range(pool.size)]
+            self.products.add_tile(*tile, g, sides[0].pool_shares)

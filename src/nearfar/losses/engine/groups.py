@@ -37,7 +37,7 @@ def of_one_set(n: int, towers: int | None, sizes: Sizes) -> Group:
 
 
 def of_two_sets(
-    rows: int, columns: int, kept: int, sizes: Sizes, *, alike: int | None = None, pooled: bool, together: bool
+    rows: int, columns: int, kept: int, sizes: Sizes, *, alike: int, pooled: bool, together: bool
 ) -> Iterator[Group]:
     """Strips of rows × tiles of columns.
 
@@ -46,13 +46,13 @@ def of_two_sets(
 
     Args:
         kept: the number of rows whose similarities can all be kept.
-        alike: where ranks have different columns of the same rows, the largest number of columns of a rank: all ranks
-            cut the rows by it, and so alike.
+        alike: the number of columns by which the rows are cut: where ranks have different columns of the same rows, the
+            largest of any rank, so that all cut alike.
         pooled: each column stands for several vectors.
         together: all rows are one group, as the weight of each depends on all.
     """
     fewest = min(sizes.fewest_rows, sizes.tile)
-    most = max(fewest, sizes.tile // max(1, min(sizes.square, columns if alike is None else alike)))
+    most = max(fewest, sizes.tile // max(1, min(sizes.square, alike)))
     height = min(most, kept) if kept >= fewest else most
     groups = []
     for strip in blocks(rows, height):

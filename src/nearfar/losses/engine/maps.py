@@ -109,15 +109,8 @@ class Linear(Map):
 
 def _linear(s: Tensor, scale: Any, offset: Any) -> Tensor:
     """scale * s + offset, fresh."""
-    if isinstance(scale, Tensor) or isinstance(offset, Tensor):
-        return torch.mul(s, scale).add_(offset)
-    if offset:
-        return torch.add(_scalar(offset, s), s, alpha=scale)  # one pass, not two
-    return s.clone() if scale == 1 else s * scale
-
-
-def _scalar(value: float, like: Tensor) -> Tensor:
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+    scaled: Tensor = s * scale
+    return scaled if isinstance(offset, float | int) and offset == 0 else scaled.add_(offset)
 
 
 @dataclass(frozen=True)
@@ -135,11 +128,10 @@ class SelfPaced(Map):
     parameters: ClassVar[tuple[str, ...]] = ("optimum", "margin")
 
     def slopes(self, s: Tensor) -> Slopes:
-        bounded = self._bounded(s)
-        value = self._square(bounded)
-        if isinstance(self.optimum, Tensor):
-            return value, bounded.sub_(self.optimum).mul_(self.gamma)
-        return value, torch.add(_scalar(-self.gamma * self.optimum, s), bounded, alpha=self.gamma, out=bounded)
+        # With r, the similarity on this side of its optimum, both kinds are gamma (r - optimum) (r - margin).
+        r = self._bounded(s)
+        slope = torch.sub(r, self.optimum).mul_(self.gamma)
+        return r.sub_(self.margin).mul_(slope), slope
 
     def by(self, s: Tensor, name: str) -> Tensor:
         if name == "optimum":  # part of the bracket
@@ -147,16 +139,7 @@ class SelfPaced(Map):
         return self._bounded(s).sub_(self.optimum).mul_(-self.gamma)
 
     def _bounded(self, s: Tensor) -> Tensor:
-        """r, the similarity on this side of its optimum: both kinds are gamma (r - optimum) (r - margin)."""
         return s.clamp_max(self.optimum) if self.positive else s.clamp_min(self.optimum)
-
-    def _square(self, r: Tensor) -> Tensor:
-        if isinstance(self.optimum, Tensor) or isinstance(self.margin, Tensor):
-            return torch.sub(r, self.optimum).mul_(r - self.margin).mul_(self.gamma)
-        # gamma ((r - middle)^2 - half^2) takes a pass less; the middle is 0 where Circle's m says both.
-        middle, half = (self.optimum + self.margin) / 2, (self.optimum - self.margin) / 2
-        centred = r - middle if middle else r
-        return torch.addcmul(_scalar(-self.gamma * half * half, r), centred, centred, value=self.gamma)
 
 
 def softplus(x: Tensor) -> Tensor:

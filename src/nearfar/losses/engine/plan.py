@@ -1,5 +1,6 @@
 """What one evaluation of a loss is to do, and the sizes of the blocks that it works in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,7 +15,7 @@ BUDGET = 104 * 10**6  # bytes of similarities that may be kept: 256 rows of 100,
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where work is cut. Results do not depend on it; section 5 of docs/engine.md says how the numbers were chosen.
+    """Where work is cut. Results do not depend on it; docs/engine.md says how the numbers were chosen.
 
     Args:
         tile: similarities of a tile, about: they stay in the cache through all passes over them, and the product of a
@@ -55,6 +56,7 @@ class Plan(NamedTuple):
         budget: bytes of similarities that may be kept.
         sizes: of the blocks.
         row_parameters: how many of the parameters are numbers of the rows; the others are numbers of the columns.
+        watch: called with every part of the gradient by the similarities.
     """
 
     spec: LossSpec | StripSpec
@@ -66,3 +68,4 @@ class Plan(NamedTuple):
     budget: int = BUDGET
     sizes: Sizes = SIZES
     row_parameters: int = 0
+    watch: Callable[[Tensor], None] | None = None

@@ -3,17 +3,16 @@
 Shapes: N rows, M columns, D dimensions; b x t a tile.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from nearfar.losses.engine.maps import Map
 from nearfar.losses.engine.plan import Plan
-from nearfar.losses.engine.vectors import Vectors, at_least_float32, ordered, restored
-
-Slopes = Callable[[Map, Tensor], Tensor]
-Entries = list[tuple[Tensor, Tensor]]
+from nearfar.losses.engine.spec import LossSpec
+from nearfar.losses.engine.vectors import Vectors, at_least_float32, blocks, ordered, restored
 
 
 class Numbers:
@@ -37,19 +36,21 @@ class Numbers:
 
 
 class Products:
-    """Rows and columns as the products need them, and the gradients so far."""
+    """Rows and columns as the products need them, and the gradients so far. With a pool, K vectors make a column."""
 
     def __init__(
         self, plan: Plan, rows: Tensor, columns: Tensor | None, bias: Tensor | None, needs: tuple[bool, bool, bool]
     ):
         pairs, normalize, self.sizes = plan.pairs, plan.spec.normalize, plan.sizes
+        self.pool = plan.spec.pool if isinstance(plan.spec, LossSpec) else None
+        self._watch = plan.watch
         dtype = at_least_float32(rows, columns)
         self.like = rows if rows.dtype == dtype else rows.new_empty(0, dtype=dtype)
         self.one_set = columns is None
         whole = rows.numel() if self.one_set else self.sizes.whole  # two blocks of one set are looked at together
         self.x = self.y = Vectors(rows, pairs.row_order, normalize[0], dtype, whole)
         if columns is not None:
-            self.y = Vectors(columns, pairs.column_order, normalize[1], dtype, whole, others=pairs.rows)
+            self.y = Vectors(columns, pairs.column_order, normalize[1], dtype, whole)
         self.bias = Numbers(
             [] if bias is None else [bias], pairs.column_order, self.like, needs[2:][: bias is not None]
         )
@@ -64,14 +65,24 @@ class Products:
             return plan.spare.take(vectors.shape, self.like).zero_()
         return self.like.new_zeros(vectors.shape)
 
+    def tile(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
+        """The similarities of a tile (b, t), pooled if there is a pool, and the pool's shares."""
+        if self.pool is None:
+            return self.similarities(rows, columns), None
+        planes = self.like.new_empty(self.pool.size, rows.stop - rows.start, columns.stop - columns.start)
+        for plane, vectors in zip(planes, self._planes(columns), strict=True):
+            self.similarities(rows, vectors, out=plane)
+        return self.pool.gather(planes)
+
+    def _planes(self, columns: slice) -> list[slice]:
+        """The vectors of these classes: a slice for the first vector of each, one for the second, and so on."""
+        k = 1 if self.pool is None else self.pool.size
+        return [slice(columns.start * k + plane, columns.stop * k, k) for plane in range(k)]
+
     def similarities(self, rows: slice, columns: slice, out: Tensor | None = None) -> Tensor:
         """Product 1: (b, t), with the bias."""
         x, y = self.x.block(rows), self.y.block(columns)
-        # With its longer side outermost: products of some hundred rows with thousands of columns run a tenth faster so.
-        if x.shape[0] >= y.shape[0]:
-            s = torch.mm(x, y.t(), out=out)
-        else:
-            s = torch.mm(y, x.t(), out=None if out is None else out.t()).t()
+        s = torch.mm(x, y.t(), out=out)
         self._fold(rows, columns, s)
         for bias in self.bias.values:
             s.add_(bias[columns])
@@ -85,8 +96,16 @@ class Products:
         if fold_y is not None:
             tile.mul_(fold_y.t())
 
+    def add_tile(self, rows: slice, columns: slice, g: Tensor, shares: Tensor | None) -> None:
+        """Products 2 and 3 of a `tile` of two sets."""
+        if self.pool is None or shares is None:
+            self.add(rows, columns, g)
+        else:
+            for plane, vectors in zip(self.pool.expand(g, shares), self._planes(columns), strict=True):
+                self.add(rows, vectors, plane)
+
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
-        """Products 2 and 3 of a tile of two sets. `g` (b, t), the gradient by its similarities, is used up."""
+        """Products 2 and 3 of some similarities (b, t) of two sets. Their gradient `g` is used up."""
         for gradient in self.bias.gradients:
             if gradient is not None:
                 gradient[columns] += g.sum(0)
@@ -105,37 +124,46 @@ class Products:
             if rows.start != columns.start:
                 self.grad_x[columns].addmm_(h.t(), self.x.block(rows))
 
-    def add_entries(self, rows: slice, entries_at: Callable[[Slopes], Entries]) -> None:
-        """The gradient of these rows if it has one entry a row and kind: vectors are gathered, without products.
+    def add_entries(self, rows: slice, columns: Tensor, function: Map, pull: Tensor) -> None:
+        """The gradient of these rows if it has one entry a row: vectors are gathered, without products.
 
         Args:
-            entries_at: the entries' columns (b,) and values (b,), from the slopes of a map at such columns.
+            columns: (b,) of the entries.
+            pull: (b,) the derivatives by the values of the map there.
         """
         if self.y.shape[0] == 0:
             return
-        x, fold_x = self.x.block(rows), self.x.fold(rows)
+        x, y = self.x.block(rows), self.y.block(columns)
+        folds = [fold[:, 0] for fold in (self.x.fold(rows), self.y.fold(columns)) if fold is not None]
+        s = functools.reduce(torch.mul, folds, (x * y).sum(1))
+        for bias in self.bias.values:
+            s = s + bias[columns]
+        g = (pull * function.slopes(s)[1]).masked_fill_(pull == 0, 0)
+        if self._watch is not None:
+            self._watch(g)
+        for gradient in self.bias.gradients:
+            if gradient is not None:
+                gradient.index_add_(0, columns, g)
+        g = functools.reduce(torch.mul, folds, g).unsqueeze(1)
+        if self.grad_x is not None:
+            self.grad_x[rows].addcmul_(y, g)
+        if self.grad_y is not None:
+            self.grad_y.index_add_(0, columns, x * g)
 
-        def folded(values: Tensor, columns: Tensor) -> Tensor:
-            for fold in (fold_x, self.y.fold_of(columns)):
-                values = values if fold is None else values * fold[:, 0]
-            return values
-
-        def slopes_at(function: Map, columns: Tensor) -> Tensor:
-            s = folded((x * self.y.take(columns)).sum(1), columns)
-            for bias in self.bias.values:
-                s = s + bias[columns]
-            slope = function.slopes(s)[1]
-            return slope if isinstance(slope, Tensor) else torch.full_like(s, slope)
-
-        for columns, values in entries_at(slopes_at):
-            for gradient in self.bias.gradients:
-                if gradient is not None:
-                    gradient.index_add_(0, columns, values)
-            values = folded(values, columns).unsqueeze(1)
-            if self.grad_x is not None:
-                self.grad_x[rows].addcmul_(self.y.take(columns), values)
+    def add_penalty(self, weight: Tensor) -> Tensor:
+        """The sum of the pool's own term, a block of classes at a time; adds its gradient, times the weight."""
+        total, dimension = self.like.new_zeros(()), self.y.shape[1]
+        assert self.pool is not None
+        k = self.pool.size
+        for part in blocks(self.y.shape[0], max(1, self.sizes.turned // (k * dimension)) * k):
+            vectors, fold = self.y.block(part), self.y.fold(part)
+            term = self.pool.penalty((vectors if fold is None else vectors * fold).view(-1, k, dimension))
+            if term is None:
+                break
+            total += term[0]
             if self.grad_y is not None:
-                self.grad_y.index_add_(0, columns, x * values)
+                self.grad_y[part].addcmul_(term[1].view(-1, dimension), weight if fold is None else weight * fold)
+        return total
 
     def scale(self, factor: Tensor) -> None:
         """Multiply all gradients so far."""

@@ -5,9 +5,9 @@
     value     the number that the state stands for
     factor    what turns a tile's shares into the derivatives of the row's value, one number a row
 
-So a tile can be turned into its gradient, but for one number a row, before the row is complete. A row with one tile is
-the case in which the tile's state is the row's, and the factor is 1. `fill` is the term where there is no pair. It is
-finite where infinity is meant, so that a row without pairs makes no NaN; the value of such a row means nothing.
+So a tile can be turned into its gradient, but for one number a row, before the row is complete. `fill` is the term
+where there is no pair. It is finite where infinity is meant, so that a row without pairs makes no NaN; the value of
+such a row means nothing.
 
 Shapes: b rows and t columns of a tile.
 """
@@ -182,38 +182,3 @@ REDUCTIONS: dict[Gather, Reduction] = {
     "min": Negated(Max()),
 }
 PICKS = ("max", "min")  # one term, whose gradient is one entry a row
-
-
-class Statistic:
-    """A reduction's state of all rows of a group, merged as their tiles come.
-
-    Args:
-        rows: the number of rows of the group.
-        one_tile: the group has one tile, whose state is the whole.
-    """
-
-    def __init__(self, reduction: Reduction, rows: int, like: Tensor, one_tile: bool):
-        self.reduction, self.one_tile = reduction, one_tile
-        self.state = reduction.none(like.new_empty(rows))
-
-    def add(self, rows: slice, tile: State) -> None:
-        """Merge the state of a tile of these rows."""
-        if self.one_tile:
-            self.state = tile
-            return
-        merged = self.reduction.merge(tuple(part[rows] for part in self.state), tile)
-        for whole, part in zip(self.state, merged, strict=True):
-            whole[rows] = part
-
-    def over_ranks(self, ranks: Any) -> None:
-        """Merge the states of all ranks, each of which has other columns."""
-        self.state = self.reduction.over_ranks(self.state, ranks)
-
-    def value(self, count: Tensor) -> Tensor:
-        """The values (n,) of rows that have `count` (n,) terms."""
-        return self.reduction.value(self.state, count)
-
-    def factor(self, rows: slice, tile: State, count: Tensor) -> Tensor | None:
-        """What the shares of a tile of these rows are multiplied by, (b,); None: by 1."""
-        state = self.state if tile is self.state else tuple(part[rows] for part in self.state)
-        return self.reduction.factor(tile, state, count[rows])

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nearfar.losses.engine.combination import zeroed
 from nearfar.losses.engine.plan import Plan, Sizes
 from nearfar.losses.engine.products import Numbers, Products
-from nearfar.losses.engine.row_weights import RowWeights, only
+from nearfar.losses.engine.row_weights import RowWeights
 from nearfar.losses.engine.spec import StripSpec
-from nearfar.losses.engine.vectors import blocks, cut
+from nearfar.losses.engine.vectors import blocks
 
 
 def strip_height(budget: int, row_bytes: int, sizes: Sizes) -> int:
@@ -38,12 +39,14 @@ def of_function(
     losses, active = [empty], [empty]
     for rows in blocks(plan.pairs.rows, strip_height(plan.budget, columns.stop * k * empty.element_size(), plan.sizes)):
         vectors = slice(rows.start * k, rows.stop * k)
-        numbers = [cut(number, rows).detach() for number in row_numbers.values]
+        numbers = [number[rows].detach() for number in row_numbers.values]
         inputs = [products.similarities(vectors, columns), *numbers]
         of_rows, number, slopes = _of_strip(spec, rows, inputs, plan.pairs.masks(rows), log_weights, weights, wanted)
         losses.append(of_rows)
         active.append(number)
         if slopes is not None:
+            if plan.watch is not None:
+                plan.watch(slopes[0])
             products.add(vectors, columns, slopes[0])
             for total, by_row in zip(row_numbers.gradients, slopes[1:], strict=True):
                 if total is not None:
@@ -86,14 +89,13 @@ def _of_strip(
             result = result if len(result) > 1 else result[0]
         active = s.new_zeros(0)
         if spec.average == "sides":
-            assert weights.positive_side is not None
-            losses = result[0] * cut(weights.positive_side, rows) + result[1]
+            losses = result[0] * weights.positive_side[rows] + result[1]
         elif spec.average == "active":  # the number of active terms in all rows divides it, in the end
             losses, active = result[0], result[1].detach()
         else:
             losses = result
-        counted = None if weights.counted is None else cut(weights.counted, rows)
-        losses, pull = only(counted, losses), only(counted, cut(weights.pull, rows))
+        left_out = None if weights.left_out is None else weights.left_out[rows]
+        losses, pull = (zeroed(x, left_out) for x in (losses, weights.pull[rows]))
     if not wanted:
         slopes = None
     elif not spec.closed:

@@ -1,11 +1,11 @@
 """Which rows count, and how much each adds to the result."""
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from nearfar.losses.engine.combination import zeroed
 from nearfar.losses.engine.pairs import over_all_rows
 from nearfar.losses.engine.spec import LossSpec
 from nearfar.losses.engine.vectors import ordered
@@ -17,59 +17,59 @@ if TYPE_CHECKING:
 class RowWeights:
     """The weights of the rows in a mean, a sum, or a backward pass.
 
-    Attributes, all in the engine's order:
-        counted: (N,) whether the row's loss counts; it is zero otherwise. None: every row's does.
-        positive_side: (N,) the factor k_p of the positive term of a split loss; None: it is 1.
-        pull: (N,) d result / d l_r: the row's weight in the mean or sum, or the upstream gradient of reduction "none".
+    Attributes, all (N,) in the engine's order:
+        weight: the caller's weights.
+        left_out: the rows whose loss does not count, and is zero; None: no row.
+        positive_side: for average "sides", the factor k_p of the positive term.
+        pull: d result / d l_r, the row's weight in the mean or sum, or the upstream gradient of reduction "none".
     """
 
     def __init__(self, plan: "Plan", like: Tensor, upstream: Tensor | None = None):
         average, pairs, dtype = plan.spec.average, plan.pairs, like.dtype
-        self._n, self._like, self._reduction, self._pairs = pairs.rows, like, plan.reduction, pairs
+        self._pairs, self._reduction = pairs, plan.reduction
         self._scale = plan.spec.scale if isinstance(plan.spec, LossSpec) else 1.0
-        self._given = None if plan.row_weight is None else ordered(plan.row_weight, pairs.row_order).to(dtype)
-        known = None if pairs.spread is None else pairs.spread.total
-        self.counted: Tensor | None = None
-        if not pairs.complete and average in ("both", "pairs", "positive"):
-            self.counted = pairs.positives > 0
+        self.weight = like.new_ones(pairs.rows)
+        if plan.row_weight is not None:
+            self.weight = ordered(plan.row_weight, pairs.row_order).to(dtype)
+        self.left_out: Tensor | None = None
+        if average in ("both", "pairs", "positive") and not pairs.complete:
+            self.left_out = pairs.positives == 0
             if average != "positive":
-                self.counted &= pairs.negatives > 0
-        self.positive_side: Tensor | None = None
+                self.left_out |= pairs.negatives == 0
+        self.positive_side = self.weight
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
-            rows, with_positive = over_all_rows(pairs, torch.stack([torch.ones_like(present).sum(), present.sum()]))
-            rows = rows if known is None else torch.full_like(rows, known)
-            self.positive_side = present * (rows / with_positive.clamp_min(1))
+            rows, number = self._represented(torch.ones_like(present).sum()), over_all_rows(pairs, present.sum())
+            self.positive_side = present * (rows / number.clamp_min(1))
+        self._summed = self.weight
         if upstream is not None:
-            self.pull = self.factor * ordered(upstream, pairs.row_order).to(dtype)
-        elif plan.reduction != "mean":
-            self.pull = self.factor
-        elif self._given is None and self.counted is None and pairs.spread is None and average != "pairs":
-            self.pull = like.new_full((self._n,), self._scale / max(1, self._n))
+            self._summed = self.weight * ordered(upstream, pairs.row_order).to(dtype)
+        if plan.reduction != "mean":
+            self.pull = self._summed * self._scale
         else:
-            share = self.weight if self.counted is None else self.weight * self.counted
+            share = zeroed(self.weight, self.left_out)
             if average == "pairs":
                 share = share * pairs.positives
-            total = over_all_rows(pairs, share.sum())
-            total = total if known is None else torch.full_like(total, known)
-            self.pull = share * self._scale / total.clamp_min(torch.finfo(dtype).tiny)  # 0 if nothing counts
+            total = self._represented(share.sum())
+            self.pull = share * (self._scale / total.clamp_min(torch.finfo(dtype).tiny))  # 0 if nothing counts
 
-    @functools.cached_property
+    def _represented(self, total: Tensor) -> Tensor:
+        """The total over all ranks' rows; where classes are drawn, the number of rows that these represent."""
+        spread = self._pairs.spread
+        if spread is not None and spread.total is not None:
+            return total.new_tensor(spread.total)
+        return over_all_rows(self._pairs, total)
+
+    @property
     def factor(self) -> Tensor:
         """(N,) the factors of the rows' losses, before they are averaged or added."""
-        return self.weight if self._scale == 1 else self.weight * self._scale
-
-    @functools.cached_property
-    def weight(self) -> Tensor:
-        """(N,) the caller's weights."""
-        return self._like.new_ones(self._n) if self._given is None else self._given
+        return self.weight * self._scale
 
     def over_active(self, active: Tensor) -> Tensor:
         """The factor that makes the mean over rows a mean over active terms: the sum of the weights divided by the
         weighted number of these terms, of which the rows have `active` (N,); 0 if there are none.
         """
-        active = active.to(self._like.dtype)
-        sums = torch.stack([self.weight.sum(), torch.dot(self.weight, active)])
+        sums = torch.stack([self.weight.sum(), torch.dot(self.weight, active.to(self.weight.dtype))])
         weights, total = over_all_rows(self._pairs, sums)
         return torch.div(weights, total).nan_to_num_(0, 0)
 
@@ -79,11 +79,6 @@ class RowWeights:
         and the number of rows in the sum.
         """
         if self._reduction != "mean":
-            return self.pull.sum() / self._scale
+            return self._summed.sum()
         spread = self._pairs.spread
         return self.pull.new_tensor(1.0 if spread is None or spread.over == "columns" else 1 / spread.ranks.size)
-
-
-def only(counted: Tensor | None, values: Tensor) -> Tensor:
-    """The values of the rows that count, zero for the others, whatever these hold."""
-    return values if counted is None else torch.where(counted, values, 0)

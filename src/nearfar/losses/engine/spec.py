@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 from nearfar.errors import InputError
-from nearfar.losses.engine.maps import Column, Hinge, Linear, Map, Row, placeholders
+from nearfar.losses.engine.maps import Column, Hinge, Linear, Map, Row, ShiftedHinge, placeholders
 from nearfar.losses.engine.pools import Pool
-from nearfar.losses.engine.reductions import Gather
+from nearfar.losses.engine.reductions import PICKS, Gather
 
 Average = Literal["both", "positive", "pairs", "all", "sides", "active"]
 Combine = Literal["joint", "split", "each", "negatives"]
@@ -73,6 +73,11 @@ def over_negatives(negative: Map, act: Act, normalize: tuple[bool, bool] = (True
     return LossSpec(Linear(), negative, combine="negatives", act=act, average="all", normalize=normalize)
 
 
+def plain_sums(positive: Map, negative: Map, **settings: Any) -> LossSpec:
+    """l_r = a Σ f_p(s_p) + b Σ f_n(s_n)."""
+    return LossSpec(positive, negative, gather=("sum", "sum"), combine="split", act="identity", **settings)
+
+
 class StripSpec(NamedTuple):
     """A row-local loss outside the formula: a differentiable function of a strip of similarities.
 
@@ -101,10 +106,24 @@ class StripSpec(NamedTuple):
 CHOICES = {"combine": Combine, "act": Act, "average": Average, "anchors": Anchors}
 
 
-def check(spec: LossSpec, rows: int = 0, columns: int = 0) -> None:
-    """Refuse a spec without meaning; the loss is evaluated with this many numbers of the rows and of the columns."""
-    for reason in refusals(spec, rows, columns):
+def check(spec: LossSpec | StripSpec, rows: int, columns: int, *, one_set: bool, bias: bool) -> None:
+    """Refuse what has no meaning, before anything is computed.
+
+    Args:
+        rows, columns: how many numbers of the rows and of the columns there are.
+        one_set: the columns are the rows.
+        bias: a bias is added to the similarities.
+    """
+    for reason in refusals(spec, rows, columns) if isinstance(spec, LossSpec) else ():
         raise InputError(f"LossSpec: {reason}")
+    if one_set and spec.normalize[0] != spec.normalize[1]:
+        raise InputError("rows compared with themselves have one normalisation: set both alike, or give columns")
+    if one_set and bias:
+        raise InputError("a bias belongs to columns that are not the rows themselves: give columns")
+    if isinstance(spec, LossSpec) and spec.pool is not None and (one_set or bias):
+        raise InputError("a pool is over class vectors: give columns of their own, without a bias")
+    if isinstance(spec, LossSpec) and bias and _of_cosines(spec):
+        raise InputError("a bias is added to similarities, and this map is a function of the cosine: leave it out")
 
 
 def innermost(function: Map) -> Map:
@@ -112,8 +131,16 @@ def innermost(function: Map) -> Map:
     return function.inner if isinstance(function, Hinge) else function
 
 
+def _of_cosines(spec: LossSpec) -> list[str]:
+    """The names of the maps that have a meaning only for cosines."""
+    functions = map(innermost, (spec.positive, spec.negative))
+    return [type(function).__name__ for function in functions if function.of_cosines]
+
+
 def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
-    """The reasons why this spec has no meaning, each with what there is instead."""
+    """The reasons why this spec has no meaning, each with what there is instead; the loss is evaluated with this many
+    numbers of the rows and of the columns.
+    """
     both = spec.positive, spec.negative
     wrong = [
         f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {getattr(spec, name)!r}"
@@ -145,6 +172,8 @@ def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
         wrong.append("the negative map takes numbers of rows only: multiply a number of the columns into their vectors")
     if any(isinstance(function, Hinge) and placeholders(function.inner) for function in both):
         wrong.append("the map within a Hinge takes constants only: write a map with its own slopes")
+    if any(isinstance(f, ShiftedHinge) and how in PICKS for f, how in zip(both, spec.gather, strict=False)):
+        wrong.append("a ShiftedHinge is 0 for many pairs, of which max and min would pick any: take another reduction")
     for function in both:
         for name, number in placeholders(function).items():
             kind, given = ("row", rows) if isinstance(number, Row) else ("column", columns)
@@ -153,7 +182,7 @@ def refusals(spec: LossSpec, rows: int = 0, columns: int = 0) -> list[str]:
                     f"{type(function).__name__}.{name} is number {number.index} of the {kind}, but the loss is "
                     f"evaluated with {given} of them: return it from {kind}_parameters"
                 )
-    angular = [type(function).__name__ for function in map(innermost, both) if function.of_cosines]
+    angular = _of_cosines(spec)
     if angular and spec.normalize != (True, True):
         wrong.append(f"{angular[0]} is a function of the cosine: it needs normalize=(True, True)")
     if spec.pool is not None and not spec.normalize[1]:

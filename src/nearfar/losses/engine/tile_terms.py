@@ -140,11 +140,10 @@ def positive_terms(function: Map, side: Side, dropped: Tensor | None) -> Terms:
     assert side.pairs is not None and side.listed is not None
     columns, vacant = side.pairs.columns, side.pairs.vacant
     numbers = [number.unsqueeze(1) for number in side.row_numbers], [number[columns] for number in side.column_numbers]
-    if dropped is not None:
-        vacant = dropped if vacant is None else dropped | vacant
+    empty = vacant if dropped is None else dropped | vacant
 
     def keep(x: Tensor, value: float) -> Tensor:
-        return x if vacant is None else x.masked_fill_(vacant, value)
+        return x.masked_fill_(empty, value)
 
     log_weight = None if side.log_weight is None else side.log_weight[columns]
     return Terms(function, side.listed, numbers, log_weight, keep, columns + side.first_column)

@@ -19,11 +19,6 @@ def blocks(n: int, size: int) -> Sequence[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
-def cut(values: Tensor, part: slice) -> Tensor:
-    """values[part]; the values themselves, without an operation, where the part is the whole."""
-    return values if part == slice(0, values.shape[0]) else values[part]
-
-
 def ordered(values: Tensor, order: Tensor | None) -> Tensor:
     """From the caller's order to the engine's."""
     return values if order is None else values.index_select(0, order)
@@ -77,7 +72,7 @@ def _divisor(norms: Tensor) -> Tensor:
 
 
 class Vectors:
-    """Rows or columns, prepared by blocks.
+    """Rows or columns, for the products.
 
     Args:
         raw: (n, D), the caller's tensor.
@@ -85,80 +80,46 @@ class Vectors:
         normalize: divide by the norms.
         dtype: of all arithmetic.
         whole: the number of elements up to which all vectors are prepared at once.
-        others: the number of vectors that each is compared with. If there are few, scaling the products is less work.
     """
 
-    def __init__(
-        self,
-        raw: Tensor,
-        order: Tensor | None,
-        normalize: bool,
-        dtype: torch.dtype,
-        whole: int,
-        others: float = math.inf,
-    ):
-        self.raw, self.order, self.normalize, self.dtype = raw, order, normalize, dtype
-        self.shape = n, dimension = raw.shape
-        small = n * dimension <= whole
-        self._folded = normalize and (not small or others < dimension)
-        self._inverse = raw.new_empty(n, 1, dtype=dtype)  # of the norms
-        self._known = 0  # the first vectors have their inverse norms: each is computed when a block first needs it
-        self._whole: Tensor | None = None
-        if small:
-            self._whole = ordered(raw, order).to(dtype)
-            if normalize and not self._folded:
-                self._whole = self._whole * self._inverse_norms(slice(0, n))
+    def __init__(self, raw: Tensor, order: Tensor | None, normalize: bool, dtype: torch.dtype, whole: int):
+        self.raw, self.order, self.dtype, self.shape = raw, order, dtype, raw.shape
+        self._inverse: Tensor | None = None  # (n, 1) of the norms
+        if normalize:
+            norms = torch.linalg.vector_norm(raw, dim=1, keepdim=True, dtype=dtype)
+            self._inverse = ordered(_divisor(norms).reciprocal_(), order)
+        self._prepared: Tensor | None = None
+        if raw.numel() <= whole:
+            self._prepared = ordered(raw, order).to(dtype)
+            if self._inverse is not None:
+                self._prepared = self._prepared * self._inverse
 
-    def _fetch(self, part: slice) -> Tensor:
-        raw = cut(self.raw, part) if self.order is None else self.raw.index_select(0, cut(self.order, part))
-        return raw.to(self.dtype)
+    def block(self, part: slice | Tensor) -> Tensor:
+        """A range of the vectors, or those listed, (b, D): prepared, or lacking the factor that `fold` returns."""
+        if self._prepared is not None:
+            return self._prepared[part]
+        return self.raw[part if self.order is None else self.order[part]].to(self.dtype)
 
-    def block(self, part: slice) -> Tensor:
-        """A range of the vectors, (b, D): prepared, or lacking the factor that `fold` returns."""
-        return self._fetch(part) if self._whole is None else cut(self._whole, part)
-
-    def take(self, index: Tensor) -> Tensor:
-        """The vectors listed, (b, D), as `block` returns them."""
-        if self._whole is not None:
-            return self._whole[index]
-        return self.raw[index if self.order is None else self.order[index]].to(self.dtype)
-
-    def fold(self, part: slice) -> Tensor | None:
+    def fold(self, part: slice | Tensor) -> Tensor | None:
         """The factor (b, 1) that each of these vectors still lacks: a product with it is multiplied by the factor, and
         so is its gradient. None: none is missing.
         """
-        return self._inverse_norms(part) if self._folded else None
-
-    def fold_of(self, index: Tensor) -> Tensor | None:
-        """The factors (b, 1) of the vectors listed."""
-        return self._inverse_norms(slice(0, self.shape[0]))[index] if self._folded else None
-
-    def _inverse_norms(self, part: slice) -> Tensor:
-        # In step with the products, so that a vector is fetched from memory once for its norm and its product.
-        if part.stop > self._known:
-            new = slice(self._known, part.stop)
-            norm = torch.linalg.vector_norm(self.block(new), dim=1, keepdim=True)
-            torch.reciprocal(_divisor(norm), out=self._inverse[new])
-            self._known = part.stop
-        return cut(self._inverse, part)
-
-    def units(self, part: slice) -> Tensor:
-        """A range of the vectors, always divided by their norms."""
-        vectors = self.block(part)
-        return vectors if self.normalize and not self._folded else vectors * self._inverse_norms(part)
+        return None if self._inverse is None or self._prepared is not None else self._inverse[part]
 
     def to_raw(self, grad: Tensor, together: int) -> Tensor:
         """The gradient by the caller's tensor, from the gradient g (n, D) by the prepared vectors, multiplied by
-        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up.
+        `fold`. The part of g along the unit vector is subtracted, and the norm divides the rest. `grad` is used up. The
+        result keeps the precision of the arithmetic: a loss scale is to multiply it before it is rounded to float16.
 
         Args:
             together: the number of elements that are turned at a time, so that they stay in the cache.
         """
-        for part in blocks(self.shape[0], together // max(1, self.shape[1])) if self.normalize else ():
-            g, vectors, inverse = cut(grad, part), self.block(part), self._inverse_norms(part)
-            along = (g * vectors).sum(1, keepdim=True)
-            if self._folded:
-                g.addcmul_(vectors, along.mul_(inverse).mul_(inverse), value=-1)
-            else:
-                g.addcmul_(vectors, along, value=-1).mul_(inverse)
-        return restored(grad, self.order).to(self.raw.dtype)
+        if self._inverse is not None:
+            for part in blocks(self.shape[0], together // max(1, self.shape[1])):
+                g, vectors, fold = grad[part], self.block(part), self.fold(part)
+                along = (g * vectors).sum(1, keepdim=True)
+                if fold is None:
+                    g.addcmul_(vectors, along, value=-1).mul_(self._inverse[part])
+                else:
+                    g.addcmul_(vectors, along.mul_(fold).mul_(fold), value=-1)
+        return restored(grad, self.order)

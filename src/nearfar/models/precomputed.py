@@ -1,12 +1,12 @@
-"""`GivenFeatures`: no trunk at all, for features of text, of sound, or of a network that is not here."""
+"""`PrecomputedFeatures`: the trunk of models that take features of text, sound or another network."""
 
 from torch import Tensor, nn
 
 from nearfar.errors import InputError
 
 
-class GivenFeatures(nn.Module):
-    """What it is given, features (N, dimension)."""
+class PrecomputedFeatures(nn.Module):
+    """The identity on features (N, dimension)."""
 
     def __init__(self, dimension: int):
         super().__init__()
@@ -15,6 +15,6 @@ class GivenFeatures(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         if features.ndim != 2 or features.shape[1] != self.dimension:
             raise InputError(
-                f"this model has no trunk: it takes features (N, {self.dimension}), not {tuple(features.shape)}"
+                f"this model has no trunk: give features (N, {self.dimension}), not {tuple(features.shape)}"
             )
         return features
