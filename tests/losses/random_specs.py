@@ -84,6 +84,10 @@ def draw_spec(draw: random.Random, kind: str) -> LossSpec:
         normalize=draw.choice(normalize),
         pool=draw.choice(pools),
     )
+    if spec.average in ("sides", "active") and draw.random() < 0.6:  # which only this setting allows
+        spec = spec._replace(combine="split")
+        if spec.average == "active":
+            spec = spec._replace(gather=("sum", "sum"), act="identity")
     if _of_cosines(spec) and draw.random() < 0.9:
         spec = spec._replace(normalize=(True, True))
     if draw.random() < 0.1:  # label smoothing, which few settings have a meaning with
