@@ -234,7 +234,7 @@ def configuration(
     # Check paths before importing torch and Lightning, which takes seconds.
     for path in (data, settings.get("data.test")):
         if path is not None and path != TrainConfig().data.path and not Path(path).expanduser().exists():
-            raise MissingFileError(f"there is no {path}: give the path of a data set, or 'glyphs', the embedded one")
+            raise MissingFileError(f"there is no {path}: give the path of a data set, or 'glyphs', the built-in one")
     if data is not None:
         from nearfar.data.opening import path_of
 

@@ -67,7 +67,9 @@ class DataConfig:
     color: float = option(0.0, "strength of colour jitter in training, 0 to 1")
     erase: float = option(0.0, "probability of erasing a rectangle in training")
     pad: int | None = option(None, "largest random shift in training, in pixels; default: 0, for glyphs 2")
-    interpolation: Literal["bilinear", "bicubic"] | None = option(None, "default: the backbone's")
+    interpolation: Literal["bilinear", "bicubic"] | None = option(
+        None, "interpolation of resizing; default: the backbone's"
+    )
     workers: int | None = option(None, "processes that load images; default: one per spare core, for glyphs none")
     max_broken: float = option(0.25, "largest share of images that may be unreadable and left out")
 
