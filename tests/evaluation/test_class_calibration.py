@@ -156,10 +156,10 @@ def test_sentence() -> None:
     figures = {"far": 0.01, "tar": 0.4, "precision": 0.95, "share": 0.5, "confidence": 0.9, "threshold": 0.71234}
     found = Calibration(**figures, **intervals, **counts, target="precision", wished=0.95, unseen=20)  # type: ignore[arg-type]
     assert found.sentence() == (
-        "Two images whose similarity is at least 0.712 count as the same class: chosen for a precision of 95 %, on 12 "
-        "classes with 240 images. On 20 other classes, 83 to 99.62 % of the accepted pairs should be right where 50 % of "
-        "the compared pairs are of one class, 25 to 50 % of the pairs of one class accepted, and 0 to 1.2 % of the others "
-        "(90 % intervals)."
+        "Two images count as the same class if their similarity is at least 0.712. This threshold was chosen for a "
+        "precision of 95 % on 12 classes with 240 images. For 20 other classes, the 90 % intervals are: precision 83 to "
+        "99.62 %, if 50 % of the compared pairs are of the same class; true accept rate 25 to 50 %; false accept rate 0 to "
+        "1.2 %."
     )
 
 

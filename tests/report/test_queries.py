@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearfar.report import queries
-from nearfar.report.queries import Found, confusions, drawn_queries, examples, search
+from nearfar.report.queries import SearchResults, confusions, drawn_queries, examples, search
 
 
 def naive(x, labels, query_rows, gallery, cameras, k):
@@ -76,11 +76,11 @@ def test_drawn_queries_are_few_where_the_gallery_is_large() -> None:
     assert drawn_queries(rows, 1000, 0).tolist() == many.tolist() != drawn_queries(rows, 1000, 1).tolist()
 
 
-def found_with(margins, nearest=None, similarity=None) -> Found:
+def found_with(margins, nearest=None, similarity=None) -> SearchResults:
     n = len(margins)
     near = np.zeros((n, 1), np.int64) if nearest is None else np.array(nearest)[:, None]
     values = np.zeros((n, 1), np.float32) if similarity is None else np.array(similarity, np.float32)[:, None]
-    return Found(np.arange(n), near, values, np.array(margins, np.float32), np.zeros(n, np.float32))
+    return SearchResults(np.arange(n), near, values, np.array(margins, np.float32), np.zeros(n, np.float32))
 
 
 def test_examples_by_hand() -> None:

@@ -102,9 +102,9 @@ def _ranks(
     key = pairs.row * protocol.gallery + pairs.column
     order = np.argsort(key)
     listed = np.arange(len(block))[:, None] * protocol.gallery + columns
-    at = np.minimum(np.searchsorted(key[order], listed), max(len(key) - 1, 0))
-    known = (key[order][at] == listed) if len(key) else np.zeros(listed.shape, np.bool_)
-    match = known & pairs.match[order][at] if len(key) else known
+    position = np.minimum(np.searchsorted(key[order], listed), max(len(key) - 1, 0))
+    known = (key[order][position] == listed) if len(key) else np.zeros(listed.shape, np.bool_)
+    match = known & pairs.match[order][position] if len(key) else known
     negative = (columns >= 0) & ~known
     similar = torch.from_numpy(scores).double()
     bounds = bounds_of(similar, torch.as_tensor(tolerance), ties)

@@ -75,11 +75,11 @@ class Calibration(Measured):
         precision, tar, far = map(range_in_percent, (self.precision_interval, self.tar_interval, self.far_interval))
         name = "precision" if self.target == "precision" else "false accept rate"
         return (
-            f"Two images whose similarity is at least {self.threshold:.3f} count as the same class: chosen for a "
-            f"{name} of {in_percent(self.wished)}, on {self.classes} classes with {self.images} images. "
-            f"On {self.unseen} other classes, {precision} of the accepted pairs should be right where "
-            f"{in_percent(self.share)} of the compared pairs are of one class, {tar} of the pairs of one class "
-            f"accepted, and {far} of the others ({in_percent(self.confidence)} intervals)."
+            f"Two images count as the same class if their similarity is at least {self.threshold:.3f}. This "
+            f"threshold was chosen for a {name} of {in_percent(self.wished)} on {self.classes} classes with "
+            f"{self.images} images. For {self.unseen} other classes, the {in_percent(self.confidence)} intervals are: "
+            f"precision {precision}, if {in_percent(self.share)} of the compared pairs are of the same class; true "
+            f"accept rate {tar}; false accept rate {far}."
         )
 
 

@@ -26,9 +26,9 @@ def pool_queries(
     (person, _), (camera, _) = encode(labels, None, "labels"), encode(cameras, None, "cameras")
     pair = person * (int(camera.max(initial=0)) + 1) + camera
     _, first, group = np.unique(pair, return_index=True, return_inverse=True)
-    turn = np.argsort(first)
-    position = np.empty_like(turn)
-    position[turn] = np.arange(len(turn))
+    order = np.argsort(first)
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
     into = torch.from_numpy(position[group]).to(rows.device)
     start = 0.0 if how == "mean" else -torch.inf
     pooled = torch.full((len(first), rows.dimension), start, device=rows.device)
@@ -41,4 +41,4 @@ def pool_queries(
             pooled.scatter_reduce_(0, into[part, None].expand_as(x), x, "amax")
     if how == "mean":
         pooled /= torch.bincount(into, minlength=len(first))[:, None]
-    return pooled, labels[first[turn]], cameras[first[turn]]
+    return pooled, labels[first[order]], cameras[first[order]]

@@ -13,12 +13,12 @@ class Progress:
 
     Args:
         total: the total amount of work.
-        what: the name of the bar.
+        name: the name of the bar.
         show: True shows the bar at once, False never. None shows it after two seconds, if the error stream is a
             terminal and tqdm is installed.
     """
 
-    def __init__(self, total: int, what: str, show: bool | None):
+    def __init__(self, total: int, name: str, show: bool | None):
         self._bar: Any = None
         if show is False:
             return
@@ -29,7 +29,7 @@ class Progress:
                 raise MissingPackageError("progress=True needs tqdm: pip install 'nearfar[evaluation]'") from None
             return
         delay, disable = (0.0, False) if show else (DELAY, None)
-        self._bar = tqdm(total=total, desc=what, delay=delay, disable=disable, unit_scale=True, leave=False)
+        self._bar = tqdm(total=total, desc=name, delay=delay, disable=disable, unit_scale=True, leave=False)
 
     def __call__(self, amount: int) -> None:
         if self._bar is not None:

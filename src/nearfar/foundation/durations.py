@@ -17,12 +17,12 @@ def read_seconds(text: str, name: str = "") -> float:
     Args:
         name: the option to name in errors.
     """
-    whole = re.sub(r"\s", "", text.lower())
+    compact = re.sub(r"\s", "", text.lower())
     setting = f"{name} {text.strip()}".strip()
-    if re.fullmatch(r"[0-9]+\.?[0-9]*", whole):
-        raise InputError(f"{setting}: write {whole}min or {whole}s")
-    parts = re.findall(r"([0-9]+\.?[0-9]*)([a-z]+)", whole)
-    if not parts or "".join(map("".join, parts)) != whole or any(unit not in UNITS for _, unit in parts):
+    if re.fullmatch(r"[0-9]+\.?[0-9]*", compact):
+        raise InputError(f"{setting}: write {compact}min or {compact}s")
+    parts = re.findall(r"([0-9]+\.?[0-9]*)([a-z]+)", compact)
+    if not parts or "".join(map("".join, parts)) != compact or any(unit not in UNITS for _, unit in parts):
         raise InputError(f"{setting or repr(text)} is not a duration: write 90s, 10min or 1h30min")
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
@@ -35,11 +35,11 @@ def duration(seconds: float) -> str:
     """
     if not math.isfinite(seconds):
         return "unknown"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        first, second, units = *divmod(whole, 60), ("min", "s")
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        first, second, units = *divmod(rounded, 60), ("min", "s")
     else:
         first, second, units = *divmod(round(seconds / 60), 60), ("h", "min")
     return f"{first} {units[0]}" + (f" {second} {units[1]}" if second else "")

@@ -143,17 +143,17 @@ def _square(axes: Axes, x: Floats, y: Floats, boundary: Boundary | None) -> None
         axis.set_major_locator(MaxNLocator(6))
 
 
-def threshold(at: Floats, precision: Floats, recall: Floats, chosen: float | None = None) -> Figure:
+def threshold(thresholds: Floats, precision: Floats, recall: Floats, chosen: float | None = None) -> Figure:
     """Precision and recall by threshold, with axes at `PLOT`."""
     left, bottom, right, top = PLOT
     with style.figure(4.8, 2.9) as drawn:
         drawn.set_layout_engine("none")
         axes = drawn.add_axes((left, bottom, right - left, top - bottom))
-        axes.plot(at, precision, "-", color=style.ONE, label="precision")
-        axes.plot(at, recall, "--", color=style.TWO, label="recall")
-        if chosen is not None and at[0] <= chosen <= at[-1]:
+        axes.plot(thresholds, precision, "-", color=style.ONE, label="precision")
+        axes.plot(thresholds, recall, "--", color=style.TWO, label="recall")
+        if chosen is not None and thresholds[0] <= chosen <= thresholds[-1]:
             axes.axvline(chosen, color=style.THREE, linewidth=1.4, linestyle=":", label="calibrated")
-        axes.set(xlabel="similarity", xlim=(at[0], at[-1]), ylim=(0, 1.02))
+        axes.set(xlabel="similarity", xlim=(thresholds[0], thresholds[-1]), ylim=(0, 1.02))
         axes.yaxis.set_major_formatter(PER_CENT)
         axes.legend(loc="best")
     return drawn

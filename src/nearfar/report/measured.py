@@ -47,7 +47,7 @@ class Measured:
         if len(self.rows) < 2:
             return
         sample = queries.drawn_queries(self.queries, len(self.gallery), self.seed)
-        found = self._search(sample, self.gallery, cameras=self.table.camera, k=NEIGHBOURS)
+        results = self._search(sample, self.gallery, cameras=self.table.camera, k=NEIGHBOURS)
         diagnosis = diagnose(
             self.x if len(self.rows) == len(self.x) else self.x[self.rows],
             self.labels[self.rows],
@@ -56,18 +56,18 @@ class Measured:
             seed=self.seed,
             progress=False,
         )
-        self._similarities(page.section("Similarities"), found, diagnosis)
-        if len(found.queries):
-            self._examples(page.section("Queries"), found)
-            self._confusions(page.section("Confused classes"), found)
+        self._similarities(page.section("Similarities"), results, diagnosis)
+        if len(results.queries):
+            self._examples(page.section("Queries"), results)
+            self._confusions(page.section("Confused classes"), results)
         if len(self.rows) >= layout.FEWEST_POINTS:
             self._map(page.section("Map"))
         self._threshold(page.section("Threshold"), diagnosis)
 
-    def _search(self, rows: queries.Rows, gallery: queries.Rows, **options: Any) -> queries.Found:
+    def _search(self, rows: queries.Rows, gallery: queries.Rows, **options: Any) -> queries.SearchResults:
         return queries.search(self.x, self.labels, rows, gallery, binary=self.binary, **options)
 
-    def _similarities(self, section: Section, found: queries.Found, diagnosis: Diagnosis) -> None:
+    def _similarities(self, section: Section, results: queries.SearchResults, diagnosis: Diagnosis) -> None:
         anchors = len(diagnosis.anchors)
         drawn = "each image" if anchors == len(self.rows) else f"each of {anchors:,} images drawn at random"
         similarity = (
@@ -78,15 +78,15 @@ class Measured:
             f"{similarity} of {drawn} to all others of its class, and to all images of other classes. The less the "
             "two overlap, the better a single threshold separates them.",
         )
-        if len(found.queries):
-            chosen = np.arange(len(found.queries))
+        if len(results.queries):
+            chosen = np.arange(len(results.queries))
             if len(chosen) > SCATTERED:
                 chosen = np.sort(np.random.default_rng(self.seed).choice(chosen, SCATTERED, replace=False))
             line, between = boundary_of_run(self.run)
             note = "" if line is None else f" Dashed: the boundary of {line.loss}, {line.formula}"
             note += f", for the similarity of {between}." if line is not None and between else "." if note else ""
             section.figure(
-                style.svg(figures.plane(found.negative[chosen], found.positive[chosen], line)),
+                style.svg(figures.plane(results.negative[chosen], results.positive[chosen], line)),
                 f"{len(chosen):,} queries by the similarities of the nearest image of another class (s_n) and of the "
                 f"same class (s_p). Above the diagonal, the nearest image is right.{note}",
             )
@@ -104,23 +104,23 @@ class Measured:
             [[name.replace("_", " "), values[name], meaning] for name, meaning in meanings.items()],
         )
 
-    def _examples(self, section: Section, found: queries.Found) -> None:
+    def _examples(self, section: Section, results: queries.SearchResults) -> None:
         section.paragraph(
-            f"Examples among {len(found.queries):,} queries{self._drawn(found)}, sorted by the margin between the "
+            f"Examples among {len(results.queries):,} queries{self._drawn(results)}, sorted by the margin between the "
             "nearest match and the nearest image of another class: the largest (best), about the median (typical) and "
             f"the smallest (worst), at most {EXAMPLES} each, of different classes. The first image is the query. The "
             "others are its nearest images with their similarity: right ones have a solid border and ✓, wrong ones a "
             "dashed border and ✗."
         )
         headings = {"best": "Best", "typical": "Typical", "worst": "Worst"}
-        for name, places in queries.examples(found, self.labels, EXAMPLES).items():
+        for name, places in queries.examples(results, self.labels, EXAMPLES).items():
             if not len(places):
                 continue
             section.subtitle(headings[name])
             for place in places:
-                row = int(found.queries[place])
+                row = int(results.queries[place])
                 cells = [Picture(self._picture(row), self.table.label_name(row), "query", self._name(row))]
-                for other, similarity in zip(found.nearest[place], found.similarity[place], strict=True):
+                for other, similarity in zip(results.nearest[place], results.similarity[place], strict=True):
                     if other >= 0:
                         right = self.labels[other] == self.labels[row]
                         label = self.table.label_name(int(other))
@@ -129,13 +129,13 @@ class Measured:
                         cells.append(Picture(self._picture(int(other)), caption, "right" if right else "wrong", title))
                 section.grid(cells)
 
-    def _drawn(self, found: queries.Found) -> str:
-        return " drawn at random" if len(found.queries) < len(self.queries) else ""
+    def _drawn(self, results: queries.SearchResults) -> str:
+        return " drawn at random" if len(results.queries) < len(self.queries) else ""
 
-    def _confusions(self, section: Section, found: queries.Found) -> None:
-        pairs = queries.confusions(found, self.labels, CONFUSED)
+    def _confusions(self, section: Section, results: queries.SearchResults) -> None:
+        pairs = queries.confusions(results, self.labels, CONFUSED)
         if not pairs:
-            section.paragraph(f"None: the nearest image of every query{self._drawn(found)} is of the same class.")
+            section.paragraph(f"None: the nearest image of every query{self._drawn(results)} is of the same class.")
             return
         names = self.table.label_names
         section.paragraph(
@@ -159,9 +159,9 @@ class Measured:
         if len(chosen) < layout.FEWEST_POINTS:
             return
         places, method = layout.flat(self.x[chosen], self.seed)
-        found = self._search(chosen, self.rows, k=1)
+        results = self._search(chosen, self.rows, k=1)
         nearest_labels = np.full(len(chosen), -1, np.int64)
-        nearest_labels[np.searchsorted(chosen, found.queries)] = self.labels[found.nearest[:, 0]]
+        nearest_labels[np.searchsorted(chosen, results.queries)] = self.labels[results.nearest[:, 0]]
         sheet = None
         if self.table.images is not None:
             sheet = thumbnails.sheet((self.table.images[int(row)] for row in chosen), SQUARE, ACROSS)

@@ -17,7 +17,7 @@ AT_A_TIME = 2**22  # similarities: a block of 16 MB; a few exist at a time
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """The results of queries. Queries and results are rows of the embeddings.
 
     Attributes:
@@ -57,7 +57,7 @@ def search(
     cameras: Rows | None = None,
     k: int = 8,
     binary: bool = False,
-) -> Found:
+) -> SearchResults:
     """Search the gallery with each query, in blocks. The query itself is ignored and, with cameras, images of its class
     by its camera.
 
@@ -92,7 +92,7 @@ def search(
         best, nearest = np.take_along_axis(s, order, 1), np.take_along_axis(numbers, order, 1)
     nearest[np.isinf(best)] = -1
     kept = np.isfinite(positive) & np.isfinite(negative)
-    return Found(queries[kept], nearest[kept], best[kept], positive[kept], negative[kept])
+    return SearchResults(queries[kept], nearest[kept], best[kept], positive[kept], negative[kept])
 
 
 def _unit(x: Floats) -> Floats:
@@ -107,13 +107,13 @@ def _largest(s: Floats, k: int) -> Rows:
     return np.argsort(-s, axis=1, kind="stable")[:, :k]
 
 
-def examples(found: Found, labels: Rows, count: int) -> dict[str, Rows]:
-    """Positions in `found` of the best, typical and worst queries by margin, at most one of each class in each group.
+def examples(results: SearchResults, labels: Rows, count: int) -> dict[str, Rows]:
+    """Positions in `results` of the best, typical and worst queries by margin, at most one of each class in each group.
 
     Typical queries are around the median. A query is in one group only; the worst are chosen first.
     """
-    order = np.argsort(found.margin, kind="stable")
-    distance = np.abs(found.margin - np.median(found.margin)) if len(order) else found.margin
+    order = np.argsort(results.margin, kind="stable")
+    distance = np.abs(results.margin - np.median(results.margin)) if len(order) else results.margin
     taken: set[int] = set()
     groups = {}
     for name, ranked in (("worst", order), ("best", order[::-1]), ("typical", np.argsort(distance, kind="stable"))):
@@ -122,7 +122,7 @@ def examples(found: Found, labels: Rows, count: int) -> dict[str, Rows]:
         for place in ranked.tolist():
             if len(chosen) == count:
                 break
-            label = int(labels[found.queries[place]])
+            label = int(labels[results.queries[place]])
             if place not in taken and label not in classes:
                 chosen.append(place)
                 classes.add(label)
@@ -149,11 +149,11 @@ class Confusion:
     example: tuple[int, int]
 
 
-def confusions(found: Found, labels: Rows, count: int) -> list[Confusion]:
+def confusions(results: SearchResults, labels: Rows, count: int) -> list[Confusion]:
     """The pairs of classes that are confused most often, with the lower labels first among equals."""
-    if not len(found.queries):
+    if not len(results.queries):
         return []
-    true, nearest = labels[found.queries], labels[found.nearest[:, 0]]
+    true, nearest = labels[results.queries], labels[results.nearest[:, 0]]
     low, high = np.minimum(true, nearest), np.maximum(true, nearest)
     queries_of = Counter(true.tolist())
     wrong = true != nearest
@@ -161,7 +161,7 @@ def confusions(found: Found, labels: Rows, count: int) -> list[Confusion]:
     result = []
     for (a, b), times in sorted(mistakes.items(), key=lambda item: (-item[1], item[0]))[:count]:
         places = np.flatnonzero(wrong & (low == a) & (high == b))
-        place = places[np.argmax(found.similarity[places, 0])]
-        pair = int(found.queries[place]), int(found.nearest[place, 0])
+        place = places[np.argmax(results.similarity[places, 0])]
+        pair = int(results.queries[place]), int(results.nearest[place, 0])
         result.append(Confusion(a, b, times, queries_of[a] + queries_of[b], pair))
     return result

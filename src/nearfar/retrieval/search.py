@@ -31,19 +31,19 @@ def index_of(run: str | os.PathLike[str], index: str | os.PathLike[str] | None =
     return os.fspath(Path(run) / FOLDER if index is None else index)
 
 
-def threshold_value(index: Index, wished: str | float | None) -> float | None:
+def threshold_value(index: Index, threshold: str | float | None) -> float | None:
     """The value of a threshold: a number, or "calibrated" for the one stored with the index.
 
     Raises RetrievalError if the index has none.
     """
-    if wished is None or isinstance(wished, (int, float)):
-        return None if wished is None else float(wished)
-    if wished != CALIBRATED:
+    if threshold is None or isinstance(threshold, (int, float)):
+        return None if threshold is None else float(threshold)
+    if threshold != CALIBRATED:
         try:
-            return float(wished)
+            return float(threshold)
         except ValueError:
             raise RetrievalError(
-                f'a threshold must be "{CALIBRATED}" or a number such as 0.6, not {wished!r}'
+                f'a threshold must be "{CALIBRATED}" or a number such as 0.6, not {threshold!r}'
             ) from None
     stored = index.about.threshold
     if stored is None:

@@ -84,7 +84,7 @@ class Diagnosis:
 
     catalogue: Catalogue
     evaluation: bool
-    results: queries.Found
+    results: queries.SearchResults
     sampled: bool
     worst: Rows
     confused: list[queries.Confusion]
