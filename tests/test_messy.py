@@ -108,7 +108,7 @@ def test_a_broken_query_does_not_keep_others_from_being_answered(mess: Messy, ru
     code, _, err = call("search", run, broken[0])
     assert code == 2 and f"{broken[0]}: truncated" in err
     code, _, err = call("search", run, *broken)
-    assert code == 2 and f"none of the {len(broken)} pictures can be read" in err
+    assert code == 2 and f"none of the {len(broken)} images can be read" in err
 
 
 def test_files_that_are_named(mess: Messy, run: str, tmp_path: Path, call: Call) -> None:

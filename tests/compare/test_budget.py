@@ -127,7 +127,7 @@ def test_it_says_what_it_will_do_and_what_not() -> None:
     said = announcement(Plan(LOSSES[:5], 1, 2, 1), WISHED, COSTS, budget)
     assert said[0] == "fits into 2 min: 5 of 12 losses, 1 of 10 settings, 1 of 4 folds, 2 of 3 runs of the best"
     assert said[1] == f"left out: {', '.join(LOSSES[5:])}"
-    assert "a training on a fold takes 1.0 s, a run 3.0 s, and 12 s are gone" in said[2]
+    assert "a training on a fold takes 1.0 s, a run 3.0 s, and 12 s are spent" in said[2]
     assert announcement(WISHED, WISHED, COSTS, budget) == [
         "fits into 2 min: 12 losses, 10 settings, 4 folds, 3 runs of the best"
     ]

@@ -387,7 +387,7 @@ def test_refusals(table: Table, options: dict[str, Any], message: str, tmp_path:
 def test_resuming_takes_no_options(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is resumed with its own settings"):
         compare(resume=tmp_path, trials=3)
-    with pytest.raises(ConfigError, match="holds no comparison"):
+    with pytest.raises(ConfigError, match="is not a comparison"):
         compare(resume=tmp_path)
 
 
@@ -403,8 +403,8 @@ def test_resuming_takes_no_options(tmp_path: Path) -> None:
         (["--trials", "many"], "trials must be a whole number"),
         (["--budget", "soon"], "is not a duration"),
         (["--budget", "10"], "--budget 10: write 10min or 10s"),
-        (["--resume", "x", "--trials", "3"], "takes no options but"),
-        (["--resume", "no/such"], "holds no comparison"),
+        (["--resume", "x", "--trials", "3"], "takes no other options"),
+        (["--resume", "no/such"], "is not a comparison"),
         (["no/such/folder"], "there is no"),
     ],
 )

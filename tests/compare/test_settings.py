@@ -63,7 +63,7 @@ def test_a_comparison_is_kept_as_it_is(tmp_path: Path) -> None:
 
 
 def test_what_is_no_comparison(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no comparison"):
+    with pytest.raises(ConfigError, match="is not a comparison"):
         read_comparison(tmp_path / "none")
     (tmp_path / "compare.yaml").write_text("losses: [CircleLoss]\n")
     with pytest.raises(ConfigError, match="is damaged"):

@@ -149,7 +149,7 @@ def test_the_command(run, data, tmp_path, capsys):
     assert "no licence stated" in shown and f"hf upload NAME {tmp_path / 'ts'}" in shown
     assert yaml.safe_load((tmp_path / "ts" / "README.md").read_text().split("---\n")[1])["license"] == "unknown"
     assert main(words) == 2
-    assert "holds an export already: replace it with --replace" in capsys.readouterr().err
+    assert "already has an export: replace it with --replace" in capsys.readouterr().err
     assert main([*words, "--replace", "--licence", "My Own 1.0"]) == 0
     front = yaml.safe_load((tmp_path / "ts" / "README.md").read_text().split("---\n")[1])
     assert front["license"] == "other" and front["license_name"] == "My Own 1.0"
@@ -211,8 +211,8 @@ def test_a_failure_keeps_the_export_that_was_there(run, tmp_path, monkeypatch):
         (["RUN", "--format", "torchscript", "--quantise", "int8"], "quantise needs the format onnx"),
         (["RUN", "--rows", "10"], "at least 1, and needs quantise"),
         (["RUN", "--out", "FILE"], "is a file: --out must name a folder"),
-        (["RUN", "--out", "OTHER"], "holds files that are not an export"),
-        (["RUN", "--out", "OTHER", "--replace"], "holds files that are not an export"),
+        (["RUN", "--out", "OTHER"], "has files that are not an export"),
+        (["RUN", "--out", "OTHER", "--replace"], "has files that are not an export"),
     ],
 )
 def test_mistakes(words, message, run, tmp_path, capsys):
@@ -228,7 +228,7 @@ def test_mistakes(words, message, run, tmp_path, capsys):
 def test_an_unfinished_run(data, tmp_path):
     run = make_run(tmp_path / "run", data)
     (run.folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="has no model yet: nearfar train --resume"):
+    with pytest.raises(FileNotFoundError, match="has no model: nearfar train --resume"):
         export(run)
 
 

@@ -256,7 +256,7 @@ def test_what_it_does_not_go_with() -> None:
         losses.CircleLoss()(x, None, (INDEX, INDEX + 1, INDEX + 2), positives=masks)
     with pytest.raises(ValueError, match="8 labels for 9 embeddings"):
         losses.CircleLoss()(x, torch.arange(8), (INDEX, INDEX + 1, INDEX + 2))
-    with pytest.raises(TypeError, match="positional arguments"):
+    with pytest.raises(ValueError, match="takes its negatives from the batch"):
         losses.InfoNCELoss()(x, x, (INDEX, INDEX + 1, INDEX + 2))
     with pytest.raises(TypeError, match="positional arguments"):
         losses.SelfSupervisedLoss(losses.NTXentLoss())(x, x, (INDEX, INDEX + 1, INDEX + 2))

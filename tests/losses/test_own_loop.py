@@ -800,7 +800,7 @@ def test_pk_sampler_finds_its_rank_and_is_a_batch_sampler(monkeypatch: pytest.Mo
 
 def test_a_gallery_that_is_the_queries_is_warned_of() -> None:
     x, y = X.float().numpy(), IDS.numpy()
-    with pytest.warns(UserWarning, match="the gallery is the queries"):
+    with pytest.warns(UserWarning, match="the gallery is the"):
         retrieval_metrics(x, y, gallery=x, gallery_labels=y)
 
 

@@ -102,11 +102,14 @@ def test_pointing_at_the_map_shows_the_picture(opened) -> None:
 def test_the_slider_tells_precision_and_recall(opened) -> None:
     page, heard, _ = opened
     slider, told = page.locator(".threshold input"), page.locator(".threshold output")
-    assert told.inner_text().startswith("From a similarity of 0.61")  # the calibrated one
+    assert told.inner_text().startswith("At a threshold of 0.61")  # the calibrated one
     slider.fill("0")
-    assert "2,256 of 2,256 pairs count as the same: 14.9 % of them are (precision), and 100.0 %" in told.inner_text()
+    assert (
+        "2,256 of 2,256 pairs are accepted: 14.9 % of them are of the same class (precision), and 100.0 %"
+        in told.inner_text()
+    )
     cursor, plot = (page.locator(f".threshold .{name}").bounding_box() for name in ("cursor", "plot"))
     assert (cursor["x"] - plot["x"]) / plot["width"] == pytest.approx(0.125, abs=0.01)
     slider.fill(slider.get_attribute("max"))
-    assert "no pair counts as the same" in told.inner_text()
+    assert "no pair is accepted" in told.inner_text()
     assert heard == []

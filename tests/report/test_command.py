@@ -32,7 +32,7 @@ def test_training_leaves_a_report_and_the_command_writes_the_same_again(photos, 
     path = run.folder / "report.html"
     page = path.read_text(encoding="utf-8")
     assert len(open_data(photos).split("test")) == 16
-    assert "16 images of 4 classes that training has not seen" in page
+    assert "16 images of 4 classes unseen in training" in page
     assert page.count("data:image/webp") > 16
     path.unlink()
     assert main(["report", str(run.folder)]) == 0

@@ -40,7 +40,7 @@ def test_embeddings_that_have_collapsed_have_a_map_of_numbers(x: np.ndarray) -> 
 
 
 def test_too_few_make_no_map() -> None:
-    with pytest.raises(ValueError, match="7 embeddings make no map: give at least 8"):
+    with pytest.raises(ValueError, match="7 embeddings are too few for a map: give at least 8"):
         layout.flat(np.eye(7, dtype=np.float32), 0)
 
 

@@ -116,7 +116,7 @@ def test_numbers_stand_to_the_right_in_columns_of_numbers() -> None:
 
 
 def test_a_table_must_be_whole() -> None:
-    with pytest.raises(ValueError, match=r"row 1 has 1 cells, the header 2: \['b'\]"):
+    with pytest.raises(ValueError, match=r"row 1 has 1 cells, but the header has 2: \['b'\]"):
         Page("t").section("s").table(["x", "y"], [["a", 1], ["b"]])
 
 
@@ -124,7 +124,7 @@ def test_only_markup_goes_in_as_it_is() -> None:
     section = Page("t").section("s")
     with pytest.raises(TypeError, match="only Markup"):
         section.markup("<b>bold</b>")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"SVG as style\.svg gives it"):
+    with pytest.raises(TypeError, match=r"SVG of style\.svg"):
         section.figure("<svg></svg>", "caption")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="PNG"):
         section.figure(b"GIF89a", "caption")

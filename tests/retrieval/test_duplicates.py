@@ -69,8 +69,10 @@ def test_groups_leaks_and_contradictions() -> None:
     x = encoder.embed([pixels[n] for n in (6, 8)])
     assert other.members[2].similarity == pytest.approx(float(x[0] @ x[1]), abs=1e-5)
     assert found.leaks == [leak] and found.contradictions == [leak]
-    assert "12 images, 5 of them near-identical to another (similarity from 0.9999 on): 2 groups\n" in found.summary()
-    assert "trained on and others tested: 1 group\n" in found.summary()
+    assert (
+        "12 images, 5 of them near-identical to another (similarity of at least 0.9999): 2 groups\n" in found.summary()
+    )
+    assert "with both training and test images: 1 group\n" in found.summary()
     assert find_duplicates(encoder, gallery, 1.0).groups[0] == leak  # equal vectors, whatever rounding makes of them
 
 
@@ -104,7 +106,7 @@ def test_thresholds_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RetrievalError, match=r"above 0 and at most 1, not 1\.5"):
         find_duplicates(encoder, gallery, 1.5)
     monkeypatch.setattr(duplicates, "MOST_PAIRS", 3)
-    with pytest.raises(RetrievalError, match="more than 3 pairs are near-identical: raise it"):
+    with pytest.raises(RetrievalError, match="more than 3 pairs are near-identical at a threshold of"):
         find_duplicates(encoder, gallery, 0.01)
 
 
@@ -123,7 +125,7 @@ def test_tables_and_pages(tmp_path: Path) -> None:
     page = write_page(found, gallery, tmp_path / "found.html").read_text(encoding="utf-8")
     assert "Leaks" in page and page.count("data:image/webp") == 2 and "train · pattern 0 · same file" in page
     none = find_duplicates(Encoder(embedder(head=None, dimension=None)), open_gallery([folder / "pattern 1"]), 1.0)
-    assert "on): 0 groups" in none.summary()
+    assert "of at least 1): 0 groups" in none.summary()
     assert "Leaks" not in write_page(none, gallery, tmp_path / "none.html").read_text(encoding="utf-8")
 
 

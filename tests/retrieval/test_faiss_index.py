@@ -329,7 +329,7 @@ def test_a_damaged_index_says_so(tmp_path: Path, ending: str, how: str) -> None:
     else:
         path.write_bytes(path.read_bytes()[: size // 2] if how == "cut" else os.urandom(size))
     error = FileNotFoundError if (ending, how) == ("index.json", "missing") else DamagedIndexError
-    message = "there is no index here" if error is FileNotFoundError else "remove .* and build it again"
+    message = "there is no index" if error is FileNotFoundError else "remove .* and build it again"
     with pytest.raises(error, match=message):
         open_index(folder)
     if ending == "index.json" and how != "missing":
@@ -345,7 +345,7 @@ def test_a_damaged_structure_and_a_newer_format(tmp_path: Path, monkeypatch: pyt
     filled(folder, 30, About("hnsw", "cosine", 16, "m"))
     path = damaged(folder, ".hnsw")
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(DamagedIndexError, match="is no FAISS index"):
+    with pytest.raises(DamagedIndexError, match="is not a FAISS index"):
         open_index(folder)
     manifest = folder / "index.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
@@ -356,9 +356,9 @@ def test_a_damaged_structure_and_a_newer_format(tmp_path: Path, monkeypatch: pyt
 def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
-    with pytest.raises(RetrievalError, match="holds other files"):
+    with pytest.raises(RetrievalError, match="has other files"):
         make_index(tmp_path / "photos", ABOUT)
-    with pytest.raises(RetrievalError, match="is a file: an index is a folder"):
+    with pytest.raises(RetrievalError, match="is a file: give a folder for the index"):
         make_index(tmp_path / "photos" / "cat.jpg", ABOUT)
     index = filled(tmp_path / "index", 5)
     (tmp_path / "index" / "notes.txt").write_text("mine")

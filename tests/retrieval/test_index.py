@@ -150,11 +150,11 @@ def test_another_model_is_refused(where: str) -> None:
 
 def test_one_that_is_there_is_not_overwritten_by_chance(where: str) -> None:
     assert not index_exists(where)
-    with pytest.raises(FileNotFoundError, match="there is no index here"):
+    with pytest.raises(FileNotFoundError, match="there is no index"):
         open_index(where)
     filled(where, count=3).close()
     assert index_exists(where)
-    with pytest.raises(RetrievalError, match="holds an index already"):
+    with pytest.raises(RetrievalError, match="already has an index"):
         make_index(where, about())
     index = make_index(where, about(model="new"), replace=True)
     with index.change() as change:
@@ -170,7 +170,7 @@ BAD = [
     (["a"], np.zeros((1, 16), np.int64), "must be real numbers, not int64"),
     (["a"], np.full((1, 16), np.nan, np.float32), "row 0 is NaN or infinite: leave out"),
     (["a", "b"], np.zeros((1, 16), np.float32), "a vector, a label and a state for each"),
-    (["a", "a"], np.zeros((2, 16), np.float32), "ids must differ"),
+    (["a", "a"], np.zeros((2, 16), np.float32), "the ids of one call of put must be distinct"),
 ]
 
 
@@ -208,13 +208,13 @@ def test_both_engines_find_the_same(tmp_path: Path) -> None:
 
 
 def test_an_index_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(RetrievalError, match="there is no kind of index 'lsh': there are exact, hnsw, ivfpq"):
+    with pytest.raises(RetrievalError, match="there is no kind of index 'lsh': the kinds are exact, hnsw, ivfpq"):
         about(kind="lsh")
-    with pytest.raises(RetrievalError, match="binary codes is exact, not hnsw"):
+    with pytest.raises(RetrievalError, match="binary codes must be exact, not hnsw"):
         about(kind="hnsw", similarity="hamming")
     with pytest.raises(RetrievalError, match="dimension must be at least 1"):
         about(dimension=0)
-    with pytest.raises(RetrievalError, match="similarity is"):
+    with pytest.raises(RetrievalError, match="similarity must be"):
         about(similarity="l2")
-    with pytest.raises(RetrievalError, match="in Milvus an index is exact or hnsw, not ivfpq"):
+    with pytest.raises(RetrievalError, match="an index in Milvus must be exact or hnsw, not ivfpq"):
         make_index(f"milvus:{tmp_path / 'gallery.db'}", about(kind="ivfpq"))

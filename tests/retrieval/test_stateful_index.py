@@ -155,7 +155,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["exact", "hnsw"]))
     def compact(self, kind: str) -> None:
         if self.similarity == "hamming" and kind != "exact":
-            with pytest.raises(RetrievalError, match="binary codes is exact"):
+            with pytest.raises(RetrievalError, match="binary codes must be exact"):
                 self.index.compact("hnsw")
             return
         self.index.compact(kind)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_ids_are_paths_or_rows_and_lead_back_to_the_pictures(pictures: Path, tmp
     with pytest.raises(ValueError, match="has no query rows"):
         open_gallery([pictures], split="query")
     features = Table("f", np.zeros(1, int), ("a",), np.zeros(1, np.int8), None, {"features": np.zeros((1, 2))})
-    with pytest.raises(RetrievalError, match="has no images, only features"):
+    with pytest.raises(RetrievalError, match="has no images to embed, only features"):
         gallery_of(features, "f")
     with pytest.raises(RetrievalError, match="one data set, or image files"):
         open_gallery([pictures, tmp_path])
@@ -188,7 +188,7 @@ def test_thresholds_that_are_given_stored_or_missing(tmp_path: Path) -> None:
     assert threshold_value(bare, 0.5) == threshold_value(bare, "0.5") == 0.5
     with pytest.raises(RetrievalError, match=r"has no calibrated threshold.*nearfar index RUN --far"):
         threshold_value(bare, "calibrated")
-    with pytest.raises(RetrievalError, match=r"a threshold is .calibrated. or a number such as 0\.6, not 'high'"):
+    with pytest.raises(RetrievalError, match=r"a threshold must be .calibrated. or a number such as 0\.6, not 'high'"):
         threshold_value(bare, "high")
     stored = make_index(tmp_path / "stored", encoder.about(threshold={"threshold": 0.71}))
     assert threshold_value(stored, "calibrated") == 0.71
@@ -210,7 +210,7 @@ def test_calibration_on_what_the_run_held_out(pictures: Path, tmp_path: Path) ->
     own = calibrated(made, encoder)
     assert own is not None and own["threshold"] == 0.7
     assert "has not been measured" in described(own)
-    with pytest.raises(RetrievalError, match="has kept no held-out rows"):
+    with pytest.raises(RetrievalError, match="has no held-out rows"):
         calibrated(made, encoder, far=0.1)
     held = held_out(made)
     found = calibrated(made, encoder, far=0.1)
@@ -243,7 +243,7 @@ def test_thresholds_that_cannot_be_promised_say_why(pictures: Path, tmp_path: Pa
     rng = np.random.default_rng(0)
     few = HeldOut(rng.normal(size=(12, 8)).astype(np.float32), np.arange(12) // 3, np.zeros(12, np.int64), True)
     few.save(made)
-    with pytest.raises(RetrievalError, match="cannot be calibrated: 4 classes"):
+    with pytest.raises(RetrievalError, match="cannot be calibrated: only 4 classes"):
         calibrated(made, Encoder.of_run(made), precision=0.9)
 
 
@@ -320,8 +320,8 @@ def test_index_search_and_embed_from_the_command_line(
         printed = capsys.readouterr()
         return printed.out if code == 0 else printed.err
 
-    assert "run/index: there is no index here; nearfar index RUN makes one" in said("search", folder, query, code=2)
-    assert "there is no index here" in said("index", folder, "--compact", code=2)
+    assert "run/index: make one with nearfar index RUN" in said("search", folder, query, code=2)
+    assert "there is no index" in said("index", folder, "--compact", code=2)
     first = said("index", folder)
     assert "32 images (exact, cosines)\n32 embedded, 0 unchanged" in first and "from a similarity of 0.600 on" in first
     assert "0 embedded, 32 unchanged" in said("index", folder)

@@ -113,4 +113,4 @@ def test_a_gallery_without_classes_says_so(tmp_path) -> None:
         change.put(ids, np.concatenate([embed(path) for path in ids]), [""] * len(ids))
     nameless = ServedRun("a", run.summary, embed, ServedGallery(run.gallery.index, str, tmp_path / "added"))
     answer = client(nameless).post("/api/runs/a/identify", content=picture())
-    assert answer.status_code == 409 and "no classes to tell apart" in answer.json()["detail"]
+    assert answer.status_code == 409 and "the gallery has no classes" in answer.json()["detail"]

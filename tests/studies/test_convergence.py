@@ -215,7 +215,7 @@ def test_a_killed_study_ends_with_the_same_numbers(
     ("wrong", "message"),
     [
         ({"trials": 0}, "at least 1, the defaults"),
-        ({"looks": 0}, "from 1 to as many looks"),
+        ({"looks": 0}, "looks must be from 1"),
         ({"steps": 3, "looks": 4}, "looks must be from 1 to the number of steps, 3"),
         ({"losses": ()}, "shows 1 to 6 losses, not 0"),
         ({"losses": ("CircelLoss",)}, "did you mean CircleLoss"),

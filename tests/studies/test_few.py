@@ -67,7 +67,7 @@ def test_run(config: TrainConfig, table: Table, tmp_path: Path, monkeypatch: pyt
         ("CircleLoss", 2), (BEFORE, 2), ("CircleLoss", 5), (BEFORE, 5),
     ]  # fmt: skip
     assert found.sentences[0].startswith("CircleLoss: Recall@1 ") and "with 2 images of a class" in found.sentences[0]
-    with pytest.raises(ConfigError, match="classes of 8 images"):
+    with pytest.raises(ConfigError, match="classes have only 8 images"):
         few.run(replace(options, samples=(9,)), tmp_path / "b", print)
 
 

@@ -119,7 +119,7 @@ def test_the_study(tmp_path) -> None:
     words = " ".join(found.sentences)
     assert "at A (0.8, 0.8) s_p 0.43 × as hard as s_n" in words and "at C (0.1, 0.1) s_p 3.29 × as hard" in words
     for name in ("Balanced optimisation", "Gradually attenuated gradients", "A definite target"):
-        assert f"{name} can be seen" in words
+        assert f"{name} is confirmed" in words
     alone = gradients.run(replace(Options(), loss=(LossConfig("ProxyAnchorLoss"),), points=5), tmp_path, print)
     assert list(alone.figures) == ["fields"] and {row["loss"] for row in alone.tables["fields"]} == {"ProxyAnchorLoss"}
 
@@ -159,9 +159,9 @@ def test_descent_ends_on_the_boundary() -> None:
         ({"low": 1.0}, "low must be a similarity"),
         ({"points": 2}, "at least 3"),
         ({"margins": ()}, "one margin"),
-        ({"states": "A=0.8"}, "is no state"),
+        ({"states": "A=0.8"}, "is not a state"),
         ({"states": "A=0.8,1.8"}, "between -1 and 1"),
-        ({"states": "B=0,0"}, "is A"),
+        ({"states": "B=0,0"}, "must include A"),
     ],
 )
 def test_wrong_options(wrong: dict, message: str) -> None:

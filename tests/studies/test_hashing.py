@@ -68,7 +68,7 @@ def test_run(config: TrainConfig, table: Table, tmp_path: Path, monkeypatch: pyt
     )
     assert floats["map@r"] == pytest.approx(map_at_r(cosines(looked[6]), labels))
     assert signs["map@r"] == pytest.approx(map_at_r(np.sign(looked[6]) @ np.sign(looked[6]).T, labels))
-    assert found.sentences[1].startswith("8 dimensions: MAP@R ") and "in a 32nd of the memory." in found.sentences[1]
+    assert found.sentences[1].startswith("8 dimensions: MAP@R ") and "in 1/32 of the memory." in found.sentences[1]
 
 
 def test_mistakes() -> None:

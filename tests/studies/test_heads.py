@@ -30,7 +30,7 @@ def test_what_is_left_open_is_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"devices": 2}, "trains on one device"), ({"evaluation.watch_test": True}, "looks at the test classes once")],
+    [({"devices": 2}, "trains on one device"), ({"evaluation.watch_test": True}, "evaluates the test classes once")],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -129,7 +129,7 @@ def test_another_study_is_not_overwritten(powers: Powers, tmp_path: Path) -> Non
     ):
         run_study("powers", Options(powers=(5,)), out=tmp_path, progress=print)
     (tmp_path / "study.yaml").unlink()
-    with pytest.raises(ConfigError, match=r"has cells of a study and no study\.yaml"):
+    with pytest.raises(ConfigError, match=r"has results of a study but no study\.yaml"):
         run_study("powers", out=tmp_path, progress=print)
 
 

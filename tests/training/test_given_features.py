@@ -58,7 +58,7 @@ def test_features_of_another_encoder_are_refused(data: Path, tmp_path: Path) -> 
     np.savez(other, features=np.ones((8, 5), np.float32), labels=np.arange(8) // 2)
     with pytest.raises(ConfigError, match="features of 5 dimensions, but the model takes 24"):
         evaluate(run.folder, other)
-    with pytest.raises(ValueError, match=r"it takes features \(N, 24\)"):
+    with pytest.raises(ValueError, match=r"give features \(N, 24\)"):
         Embedder.load(run.folder).embed(torch.ones(2, 5))
 
 

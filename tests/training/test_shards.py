@@ -27,7 +27,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not fit into"):
         Shard(torch.zeros(3, 4), (7, 2), 0)
     save_shards(tmp_path / "saved", {"weight": Shard(torch.zeros(4, 2), (4, 2), 0)})
-    with pytest.raises(ValueError, match=r"weight is \(4, 2\) there, \(8, 2\) here"):
+    with pytest.raises(ValueError, match=r"weight has shape \(4, 2\) in it, \(8, 2\) in this one"):
         load_shards(tmp_path / "saved", {"weight": Shard(torch.zeros(4, 2), (8, 2), 0)})
     with pytest.raises(ValueError, match="only one of the two has other"):
         load_shards(tmp_path / "saved", {"other": Shard(torch.zeros(4, 2), (4, 2), 0)})

@@ -81,7 +81,7 @@ class RunMachine(RuleBasedStateMachine):
                 train(TABLE, quiet=True, **options)
                 self.saved = TOTAL
             elif how == "stop":
-                with pytest.raises(StoppedError, match=rf"saved at step {at}\. To go on"):
+                with pytest.raises(StoppedError, match=rf"saved at step {at}\. To resume"):
                     train(TABLE, quiet=True, **options)
                 self.saved = at
             else:

@@ -120,9 +120,9 @@ def _check_target(target: Path, replace: bool) -> None:
     if not any(target.iterdir()):
         return
     if not (target / FILE_NAME).is_file():
-        raise ExportError(f"{target} holds files that are not an export: choose another --out")
+        raise ExportError(f"{target} has files that are not an export: choose another --out")
     if not replace:
-        raise ExportError(f"{target} holds an export already: replace it with --replace, or choose another --out")
+        raise ExportError(f"{target} already has an export: replace it with --replace, or choose another --out")
 
 
 def _rows(run: Run, data: str | os.PathLike[str] | Table | None, needed: bool) -> tuple[Table | None, tuple[str, ...]]:

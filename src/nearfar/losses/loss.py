@@ -113,7 +113,7 @@ class Loss(WithClasses, common=True):
 
     @property
     def last(self) -> dict[str, Tensor]:
-        """Statistics of the last call, as tensors; none unless `loss.keep_statistics = True` was set before.
+        """Statistics of the last call on this process, as tensors; none unless `loss.keep_statistics = True` was set.
 
         `s_p` and `s_n` are the mean cosines of positive and negative pairs. With gradients there is how many pairs of
         rows and columns they pull together (`pulled`) and push apart (`pushed`); after backward also `active_rows`, the

@@ -1,20 +1,20 @@
-"""What a run or a comparison looks like: figures, and one HTML page. They take data, never models.
+"""Reports of runs and comparisons: figures and self-contained HTML pages, made from data, not from models.
 
 files of a run, embeddings, table ──► run.py          write_run_report: report.html of a run
                                         │
-      files.py, sections.py     what the files say;  measured.py: what the embeddings find
+      sections.py     sections from the files of a run;  measured.py: sections from the embeddings
                                         │
-      queries.py      which queries go well and badly, which classes are confused
-      thresholds.py   what a threshold would accept
-      layout.py       a flat map of an embedding: t-SNE, or UMAP where it is installed
-      boundaries.py   where a loss draws the line between similarities
+      queries.py      the best and worst queries, and confused classes
+      thresholds.py   precision and recall by threshold
+      layout.py       a two-dimensional map of an embedding: t-SNE, or UMAP if it is installed
+      boundaries.py   the decision boundary of a loss in the plane of similarities
                                         │
-      figures.py, style.py      matplotlib figures, as SVG that follows the page's light and dark
-      widgets.py                the map with pictures under the pointer, the threshold with its slider
-      thumbnails.py             small pictures
+      figures.py, style.py      matplotlib figures, as SVG that follows the page's light and dark theme
+      widgets.py                the map with images under the pointer, the threshold slider
+      thumbnails.py             small images
                                         ▼
-                                    page.py             Page: sections of text, tables, figures and pictures
-                                    markup.py           what is escaped, and what is not
+                                    page.py             Page: sections of text, tables, figures and images
+                                    markup.py           escaping of text
 
 >>> from nearfar.report import Page
 >>> page = Page("Birds")

@@ -1,7 +1,7 @@
-"""Where a loss draws the line between a negative's similarity s_n and a positive's s_p.
+"""Decision boundaries of losses in the plane of a negative's similarity s_n and a positive's s_p.
 
-For losses of the form act(f_p(s_p) + f_n(s_n)) it is where the sum is zero: below it the loss pulls hard, above it is
-nearly content. Losses that judge each side alone have a corner.
+For losses of the form act(f_p(s_p) + f_n(s_n)) the boundary is where the sum is zero: below it gradients are large,
+above it small. Losses that treat positives and negatives separately have a corner.
 """
 
 import math
@@ -22,7 +22,7 @@ _S = np.linspace(-1.0, 1.0, POINTS)
 
 @dataclass(frozen=True)
 class Boundary:
-    """Lines (s_n, s_p) within [-1, 1], the formula in words, and the lowest similarity a drawing of it should show."""
+    """A boundary: lines (s_n, s_p) within [-1, 1], their formula, and the lowest similarity that a plot should show."""
 
     loss: str
     lines: tuple[tuple[Floats, Floats], ...]
@@ -37,24 +37,24 @@ LEVEL = {
 
 
 def boundary_of_run(run: RunFolder) -> tuple[Boundary | None, str]:
-    """The boundary of a run's loss, if it is a single one and the model was trained by it; and what the boundary is
-    between, in words.
+    """The boundary of the loss of a run, if there is a single one that trained the kept model, and a description of the
+    pairs that it applies to.
     """
     if len(run.losses) != 1 or run.metrics.get("kept", "trained") != "trained":
         return None, ""
-    given = run.losses[0]
+    loss = run.losses[0]
     for info in list_losses():
-        if info.name == given.get("name"):
-            level = "class" if given.get("class_level") else info.level
-            return boundary(info.name, {**info.arguments, **given}), LEVEL.get(level, "")
+        if info.name == loss.get("name"):
+            level = "class" if loss.get("class_level") else info.level
+            return boundary(info.name, {**info.arguments, **loss}), LEVEL.get(level, "")
     return None, ""
 
 
 def boundary(loss: str, arguments: Mapping[str, Any]) -> Boundary | None:
-    """The boundary of a loss with all its arguments given; None if it has none in this plane.
+    """The boundary of a loss with all its arguments; None if it has none in this plane.
 
-    >>> found = boundary("AMSoftmaxLoss", {"margin": 0.35, "scale": 30.0})
-    >>> found.formula
+    >>> line = boundary("AMSoftmaxLoss", {"margin": 0.35, "scale": 30.0})
+    >>> line.formula
     's_p = s_n + 0.35'
     """
     make = _KINDS.get(loss)
@@ -62,7 +62,7 @@ def boundary(loss: str, arguments: Mapping[str, Any]) -> Boundary | None:
 
 
 def _line(loss: str, s_p: Floats, formula: str) -> Boundary:
-    """From s_p as a function of s_n."""
+    """The boundary of s_p as a function of s_n."""
     with np.errstate(invalid="ignore"):
         inside = np.abs(s_p) <= 1
     x, y = _S[inside], s_p[inside]
@@ -71,23 +71,25 @@ def _line(loss: str, s_p: Floats, formula: str) -> Boundary:
 
 def _shift(margin: float) -> Callable[[str, Mapping[str, Any]], Boundary]:
     """s_p = s_n + margin."""
-    return lambda loss, given: _line(loss, _S + margin, "s_p = s_n" + (f" + {margin:g}" if margin else ""))
+    return lambda loss, arguments: _line(loss, _S + margin, "s_p = s_n" + (f" + {margin:g}" if margin else ""))
 
 
 def _shift_by(name: str) -> Callable[[str, Mapping[str, Any]], Boundary]:
-    return lambda loss, given: _shift(float(given[name]))(loss, given)
+    return lambda loss, arguments: _shift(float(arguments[name]))(loss, arguments)
 
 
-def _circle(loss: str, given: Mapping[str, Any]) -> Boundary:
-    """k_n [s_n - O_n]₊(s_n - Δ_n) = k_p [O_p - s_p]₊(s_p - Δ_p), its lower branch: the paper's circle by default."""
-    m, k_p, k_n = float(given["m"]), float(given.get("slope_p", 1.0)), float(given.get("slope_n", 1.0))
-    own = {"O_p": 1 + m, "O_n": -m, "delta_p": 1 - m, "delta_n": m}
-    O_p, O_n, delta_p, delta_n = (own[key] if given.get(key) is None else float(given[key]) for key in own)
+def _circle(loss: str, arguments: Mapping[str, Any]) -> Boundary:
+    """The lower branch of k_n [s_n - O_n]₊(s_n - Δ_n) = k_p [O_p - s_p]₊(s_p - Δ_p); the paper's circle by default."""
+    m, k_p, k_n = float(arguments["m"]), float(arguments.get("slope_p", 1.0)), float(arguments.get("slope_n", 1.0))
+    defaults = {"O_p": 1 + m, "O_n": -m, "delta_p": 1 - m, "delta_n": m}
+    O_p, O_n, delta_p, delta_n = (
+        default if arguments.get(key) is None else float(arguments[key]) for key, default in defaults.items()
+    )
     pull = k_n / k_p * np.maximum(_S - O_n, 0) * (_S - delta_n)
     middle, half = (O_p + delta_p) / 2, (O_p - delta_p) / 2
     with np.errstate(invalid="ignore"):
         s_p = middle - np.sqrt(half**2 - pull)
-    if any(given.get(key) is not None for key in own):
+    if any(arguments.get(key) is not None for key in defaults):
         slopes = "" if k_p == k_n else f", slopes {k_n:g} and {k_p:g}"
         formula = f"[s_n − O_n]₊(s_n − Δ_n) = [O_p − s_p]₊(s_p − Δ_p){slopes}"
     elif k_p == k_n:
@@ -97,21 +99,21 @@ def _circle(loss: str, given: Mapping[str, Any]) -> Boundary:
     return _line(loss, s_p, formula)
 
 
-def _angle(loss: str, multiplier: float, added: float, taken: float) -> Boundary:
-    """s_n = cos(multiplier θ_p + added) - taken, as far as that falls with θ_p."""
+def _angle(loss: str, multiplier: float, angle: float, offset: float) -> Boundary:
+    """s_n = cos(multiplier θ_p + angle) - offset, where it decreases with θ_p."""
     theta = np.arccos(_S)
-    turned = multiplier * theta + added
-    s_n = np.cos(turned) - taken
-    inside = (turned >= 0) & (turned <= math.pi) & (np.abs(s_n) <= 1)
-    shown = f"{multiplier:g}θ_p" if multiplier != 1 else "θ_p"
-    sign = "+" if added >= 0 else "−"
-    formula = f"s_n = cos({shown} {sign} {abs(added):.4g})" + (f" − {taken:g}" if taken else "")
+    argument = multiplier * theta + angle
+    s_n = np.cos(argument) - offset
+    inside = (argument >= 0) & (argument <= math.pi) & (np.abs(s_n) <= 1)
+    term = f"{multiplier:g}θ_p" if multiplier != 1 else "θ_p"
+    sign = "+" if angle >= 0 else "−"
+    formula = f"s_n = cos({term} {sign} {abs(angle):.4g})" + (f" − {offset:g}" if offset else "")
     return Boundary(loss, ((s_n[inside], _S[inside]),), formula, 0.0)
 
 
-def _triplet(loss: str, given: Mapping[str, Any]) -> Boundary:
+def _triplet(loss: str, arguments: Mapping[str, Any]) -> Boundary:
     """d_p = d_n - margin."""
-    margin, kind = float(given["margin"]), given["distance"]
+    margin, kind = float(arguments["margin"]), arguments["distance"]
     if kind == "l2":
         distance = np.sqrt(2 - 2 * _S) - margin
         s_p = np.where(distance >= 0, 1 - distance**2 / 2, np.nan)
@@ -121,25 +123,25 @@ def _triplet(loss: str, given: Mapping[str, Any]) -> Boundary:
 
 
 def _corner(loss: str, s_n: float, s_p: float) -> Boundary:
-    """s_n at most, s_p at least."""
+    """The boundary of losses that require s_p of at least, and s_n of at most, a constant."""
     lines = ((np.array([-1.0, s_n]), np.array([s_p, s_p])), (np.array([s_n, s_n]), np.array([s_p, 1.0])))
     return Boundary(loss, lines, f"s_p ≥ {s_p:.4g} and s_n ≤ {s_n:.4g}", min(s_n, s_p))
 
 
-def _contrastive(loss: str, given: Mapping[str, Any]) -> Boundary:
-    s_p, s_n = (_similarity(float(given[name]), given["distance"]) for name in ("pos_margin", "neg_margin"))
+def _contrastive(loss: str, arguments: Mapping[str, Any]) -> Boundary:
+    s_p, s_n = (_similarity(float(arguments[name]), arguments["distance"]) for name in ("pos_margin", "neg_margin"))
     return _corner(loss, s_n, s_p)
 
 
-def _margin(loss: str, given: Mapping[str, Any]) -> Boundary | None:
-    if given["learn_beta"]:
-        return None  # it moves
-    beta, margin = float(given["beta"]), float(given["margin"])
+def _margin(loss: str, arguments: Mapping[str, Any]) -> Boundary | None:
+    if arguments["learn_beta"]:
+        return None  # it changes in training
+    beta, margin = float(arguments["beta"]), float(arguments["margin"])
     return _corner(loss, _similarity(beta + margin, "l2"), _similarity(beta - margin, "l2"))
 
 
 def _similarity(distance: float, kind: str) -> float:
-    """Of unit vectors at a distance."""
+    """The cosine similarity of unit vectors at a distance."""
     return 1 - {"l2": distance**2 / 2, "squared_l2": distance / 2, "cosine": distance}[kind]
 
 
@@ -153,16 +155,18 @@ _KINDS: dict[str, Callable[[str, Mapping[str, Any]], Boundary | None]] = {
     "NormalizedSoftmaxLoss": _shift(0.0),
     "ProxyNCALoss": _shift(0.0),
     "NTXentLoss": _shift(0.0),
-    "ArcFaceLoss": lambda loss, given: _angle(loss, 1, float(given["margin"]), 0),
-    "SubCenterArcFaceLoss": lambda loss, given: _angle(loss, 1, float(given["margin"]), 0),
-    "TupletMarginLoss": lambda loss, given: _angle(loss, 1, -float(given["margin"]), 0),
-    "CombinedMarginLoss": lambda loss, given: _angle(loss, float(given["m1"]), float(given["m2"]), float(given["m3"])),
+    "ArcFaceLoss": lambda loss, arguments: _angle(loss, 1, float(arguments["margin"]), 0),
+    "SubCenterArcFaceLoss": lambda loss, arguments: _angle(loss, 1, float(arguments["margin"]), 0),
+    "TupletMarginLoss": lambda loss, arguments: _angle(loss, 1, -float(arguments["margin"]), 0),
+    "CombinedMarginLoss": lambda loss, arguments: _angle(
+        loss, float(arguments["m1"]), float(arguments["m2"]), float(arguments["m3"])
+    ),
     "TripletMarginLoss": _triplet,
     "ContrastiveLoss": _contrastive,
     "MarginLoss": _margin,
-    "MultiSimilarityLoss": lambda loss, given: _corner(loss, float(given["base"]), float(given["base"])),
-    "ProxyAnchorLoss": lambda loss, given: _corner(loss, -float(given["margin"]), float(given["margin"])),
-    "ThresholdConsistentMarginLoss": lambda loss, given: _corner(
-        loss, float(given["margin_minus"]), float(given["margin_plus"])
+    "MultiSimilarityLoss": lambda loss, arguments: _corner(loss, float(arguments["base"]), float(arguments["base"])),
+    "ProxyAnchorLoss": lambda loss, arguments: _corner(loss, -float(arguments["margin"]), float(arguments["margin"])),
+    "ThresholdConsistentMarginLoss": lambda loss, arguments: _corner(
+        loss, float(arguments["margin_minus"]), float(arguments["margin_plus"])
     ),
 }

@@ -1,4 +1,4 @@
-"""The figures. Each takes data and gives a matplotlib figure: `style.svg` makes it part of a page, `savefig` a file."""
+"""Matplotlib figures. `style.svg` converts them for a page, `savefig` saves them to a file."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +15,9 @@ from nearfar.report.boundaries import Boundary
 Floats = npt.NDArray[np.floating]
 Series = Mapping[str, tuple[Sequence[float] | Floats, Sequence[float] | Floats]]
 PLOT = (0.125, 0.155, 0.985, 0.97)
-"""Left, bottom, right and top of the threshold's axes within their figure: the slider stands below them."""
-CURVE_POINTS = 400  # of a line, at most
-BARS = 80  # of a histogram, at most
+"""Left, bottom, right and top of the axes of `threshold` in the figure, with which the slider is aligned."""
+CURVE_POINTS = 400  # of a line at most
+BARS = 80  # of a histogram at most
 PER_CENT = FuncFormatter(lambda x, _: f"{100 * x:.6g} %")
 
 
@@ -26,13 +26,13 @@ def curves(series: Series, label: str, *, marked: float | None = None, shares: b
 
     Args:
         series: name -> (steps, values).
-        label: of the values.
-        marked: a step to point out, the best one.
-        shares: the values are shares, shown in per cent.
+        label: the label of the values.
+        marked: a step to mark as the best.
+        shares: show the values in per cent.
     """
     with style.figure() as drawn:
         axes = drawn.subplots()
-        for (name, (steps, values)), (colour, line, marker) in zip(series.items(), _looks(len(series)), strict=True):
+        for (name, (steps, values)), (colour, line, marker) in zip(series.items(), _styles(len(series)), strict=True):
             x, y = thinned(np.asarray(steps, float), np.asarray(values, float))
             few = len(x) <= 30
             axes.plot(x, y, line, color=colour, marker=marker if few else "", markersize=4, label=name)
@@ -50,13 +50,13 @@ def curves(series: Series, label: str, *, marked: float | None = None, shares: b
 
 
 def thinned(x: Floats, y: Floats, most: int = CURVE_POINTS) -> tuple[Floats, Floats]:
-    """A long line as means of equal runs of its points; what is no number is left out.
+    """Thin out a long line by averaging consecutive points. NaN is left out.
 
     >>> thinned(np.arange(5.0), np.array([1.0, 3.0, np.nan, 5.0, 7.0]), most=2)
     (array([0.5, 3.5]), array([2., 6.]))
     """
-    there = np.isfinite(y)
-    x, y = x[there], y[there]
+    finite = np.isfinite(y)
+    x, y = x[finite], y[finite]
     if len(x) <= most:
         return x, y
     runs = [slice(part[0], part[-1] + 1) for part in np.array_split(np.arange(len(x)), most)]
@@ -64,14 +64,14 @@ def thinned(x: Floats, y: Floats, most: int = CURVE_POINTS) -> tuple[Floats, Flo
 
 
 def similarities(histogram: Histogram, threshold: float | None = None) -> Figure:
-    """How similar images of one class are, and images of two, each kind by its own share."""
+    """Histograms of the similarities within classes and between classes, each normalised."""
     with style.figure() as drawn:
         axes = drawn.subplots()
         histogram = coarser(histogram)
         edges = histogram.edges
         kinds = (
-            ("of one class", histogram.positive, style.ONE, "-"),
-            ("of two classes", histogram.negative, style.TWO, "--"),
+            ("same class", histogram.positive, style.ONE, "-"),
+            ("different classes", histogram.negative, style.TWO, "--"),
         )
         for name, counts, colour, line in kinds:
             heights = counts / max(counts.sum(), 1) / np.diff(edges)
@@ -86,7 +86,7 @@ def similarities(histogram: Histogram, threshold: float | None = None) -> Figure
 
 
 def coarser(histogram: Histogram, most: int = BARS) -> Histogram:
-    """The same counts in wider bins, so that those in use are about `most`, or fewer, and not ragged with chance."""
+    """Merge bins until at most about `most` bins are in use, to smooth the histogram."""
     used = np.flatnonzero(histogram.positive + histogram.negative)
     width = 1 if not len(used) else -(-int(used[-1] + 1 - used[0]) // most)
     while len(histogram.positive) % width:
@@ -96,43 +96,43 @@ def coarser(histogram: Histogram, most: int = BARS) -> Histogram:
 
 
 def span(histogram: Histogram) -> tuple[float, float]:
-    """The similarities that occur, with a little room."""
+    """The range of the similarities that occur, with a margin."""
     used = np.flatnonzero(histogram.positive + histogram.negative)
     if not len(used):
         return -1.0, 1.0
     low, high = histogram.edges[used[0]], histogram.edges[used[-1] + 1]
-    room = max(0.02 * (high - low), 0.01)
-    return max(float(low - room), -1.0), min(float(high + room), 1.0)
+    margin = max(0.02 * (high - low), 0.01)
+    return max(float(low - margin), -1.0), min(float(high + margin), 1.0)
 
 
 def plane(
     negative: Floats, positive: Floats, boundary: Boundary | None = None, *, width: float = style.WIDTH
 ) -> Figure:
-    """Every query at (similarity to the nearest of another class, similarity to the nearest of its own).
+    """A scatter plot of queries by their similarities to the nearest image of another class and of their own class.
 
-    Above the diagonal the nearest is right. `boundary` is where the loss is content.
+    Above the diagonal the nearest image is right. `boundary` is the decision boundary of the loss.
     """
     right = positive > negative
     with style.figure(width, width) as drawn:
         axes = drawn.subplots()
-        axes.plot([-1, 1], [-1, 1], color=style.FAINT, linewidth=1, label="as near as each other")
+        axes.plot([-1, 1], [-1, 1], color=style.FAINT, linewidth=1, label="equal similarities")
         points = ((right, style.ONE, "o", "right"), (~right, style.TWO, "x", "wrong"))
-        for chosen, colour, marker, name in points:
+        for mask, colour, marker, name in points:
             axes.plot(
-                negative[chosen], positive[chosen], marker, color=colour, markersize=3, alpha=0.5, markeredgewidth=0.9,
-                label=f"nearest is {name}: {chosen.mean():.1%}" if len(chosen) else name,
+                negative[mask], positive[mask], marker, color=colour, markersize=3, alpha=0.5, markeredgewidth=0.9,
+                label=f"nearest is {name}: {mask.mean():.1%}" if len(mask) else name,
             )  # fmt: skip
         if boundary is not None:
             for number, (x, y) in enumerate(boundary.lines):
                 axes.plot(x, y, "--", color=style.INK, linewidth=1.6, label="" if number else boundary.loss)
         _square(axes, negative, positive, boundary)
-        axes.set(xlabel="sₙ: to the nearest of another class", ylabel="sₚ: to the nearest of its own class")
+        axes.set(xlabel="sₙ: nearest of another class", ylabel="sₚ: nearest of the same class")
         axes.legend(loc="best", handletextpad=0.4)
     return drawn
 
 
 def _square(axes: Axes, x: Floats, y: Floats, boundary: Boundary | None) -> None:
-    """The same range on both axes: what occurs, and where the boundary turns."""
+    """Set the same range on both axes, which includes all points and the corner of the boundary."""
     values = [np.asarray(part, float) for part in (x, y)]
     low = float(min((part.min() for part in values if len(part)), default=0.0))
     if boundary is not None:
@@ -144,7 +144,7 @@ def _square(axes: Axes, x: Floats, y: Floats, boundary: Boundary | None) -> None
 
 
 def threshold(at: Floats, precision: Floats, recall: Floats, chosen: float | None = None) -> Figure:
-    """Precision and recall by the similarity from which two images count as the same; axes at `PLOT`."""
+    """Precision and recall by threshold, with axes at `PLOT`."""
     left, bottom, right, top = PLOT
     with style.figure(4.8, 2.9) as drawn:
         drawn.set_layout_engine("none")
@@ -159,5 +159,5 @@ def threshold(at: Floats, precision: Floats, recall: Floats, chosen: float | Non
     return drawn
 
 
-def _looks(count: int) -> list[tuple[str, str, str]]:
+def _styles(count: int) -> list[tuple[str, str, str]]:
     return [style.SERIES[number % len(style.SERIES)] for number in range(count)]

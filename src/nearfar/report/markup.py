@@ -1,7 +1,7 @@
-"""What may stand in a page as it is, and how everything else gets there.
+"""Escaping of text in pages.
 
-Labels, paths, settings and messages come from data sets and are not to be trusted: they reach a page through `text` or
-`json_text` alone. What this package builds itself is `Markup`.
+Labels, paths, settings and messages come from data sets and are untrusted: they reach a page only through `text` or
+`json_text`. HTML and SVG built by this package have the type `Markup`.
 """
 
 import base64
@@ -17,7 +17,7 @@ class Markup(str):
 
 
 def text(value: object) -> Markup:
-    """Any value as text, in an element or in an attribute.
+    """Escape a value for an element or an attribute. `Markup` is returned unchanged.
 
     >>> text('<img src=x onerror="run()">')
     '&lt;img src=x onerror=&quot;run()&quot;&gt;'
@@ -27,18 +27,17 @@ def text(value: object) -> Markup:
     return Markup(html.escape(readable(str(value))))
 
 
-def readable(words: str) -> str:
-    """Without what is no text: control characters, and the lone surrogates that Python keeps for bytes of file names
-    that are not UTF-8, and that no page can hold.
+def readable(value: str) -> str:
+    """Replace control characters and surrogates, which stand for bytes of file names that are not UTF-8.
 
     >>> readable("name\\udcff\\x1b")
     'name\ufffd\ufffd'
     """
-    return "".join(c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff") else "\ufffd" for c in words)
+    return "".join(c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff") else "\ufffd" for c in value)
 
 
 def json_text(value: Any) -> Markup:
-    """A value for a script to read, where no text in it can end the element that it stands in.
+    """Encode a value as JSON for a script element, which no text in it can end.
 
     >>> json_text({"name": "</script>"})
     '{"name":"\\\\u003c/script>"}'
@@ -47,7 +46,7 @@ def json_text(value: Any) -> Markup:
 
 
 def data_uri(kind: str, content: bytes) -> Markup:
-    """A file as an address that needs no network.
+    """Encode a file as a data URI.
 
     >>> data_uri("image/png", b"abc")
     'data:image/png;base64,YWJj'

@@ -1,4 +1,4 @@
-"""The sections of a run's report on what its embeddings find."""
+"""The sections of a run's report that show its embeddings: similarities, queries, confusions, map, threshold."""
 
 from typing import Any
 
@@ -19,18 +19,18 @@ from nearfar.report.thresholds import accepted
 
 Floats = npt.NDArray[np.float32]
 EXAMPLES = 5  # queries of each group
-NEIGHBOURS = 8  # pictures found by each
+NEIGHBOURS = 8  # hits of each query
 CONFUSED = 8  # pairs of classes
-ANCHORS = 1_500  # rows compared with all others, for histograms
-SCATTERED = 800  # queries drawn in the plane of similarities
-BINS = 400  # of similarities
-SQUARE, ACROSS = 48, 32  # pixels of a picture of the map, and how many to a row of their sheet
+ANCHORS = 1_500  # rows compared with all others for histograms
+SCATTERED = 800  # queries in the scatter plot of similarities
+BINS = 400  # of the histograms
+SQUARE, ACROSS = 48, 32  # pixels of an image of the map, and images per row of their sheet
 
 MISTAKE: tuple[Mark, Mark] = ("query", "wrong")
 
 
 class Measured:
-    """The sections on what the embeddings find."""
+    """Adds the sections that show the embeddings of a run."""
 
     def __init__(self, embeddings: Floats, table: Table, run: RunFolder, seed: int, *, binary: bool = False):
         self.x, self.binary = signs(embeddings) if binary else embeddings, binary
@@ -46,8 +46,8 @@ class Measured:
     def add_to(self, page: Page) -> None:
         if len(self.rows) < 2:
             return
-        asked = queries.drawn_queries(self.queries, len(self.gallery), self.seed)
-        found = self._search(asked, self.gallery, cameras=self.table.camera, k=NEIGHBOURS)
+        sample = queries.drawn_queries(self.queries, len(self.gallery), self.seed)
+        found = self._search(sample, self.gallery, cameras=self.table.camera, k=NEIGHBOURS)
         diagnosis = diagnose(
             self.x if len(self.rows) == len(self.x) else self.x[self.rows],
             self.labels[self.rows],
@@ -64,8 +64,8 @@ class Measured:
             self._map(page.section("Map"))
         self._threshold(page.section("Threshold"), diagnosis)
 
-    def _search(self, asked: queries.Rows, gallery: queries.Rows, **options: Any) -> queries.Found:
-        return queries.search(self.x, self.labels, asked, gallery, binary=self.binary, **options)
+    def _search(self, rows: queries.Rows, gallery: queries.Rows, **options: Any) -> queries.Found:
+        return queries.search(self.x, self.labels, rows, gallery, binary=self.binary, **options)
 
     def _similarities(self, section: Section, found: queries.Found, diagnosis: Diagnosis) -> None:
         anchors = len(diagnosis.anchors)
@@ -75,41 +75,42 @@ class Measured:
         )
         section.figure(
             style.svg(figures.similarities(diagnosis.histogram, self.run.threshold)),
-            f"{similarity} of {drawn} with all others of its class, and with all of other classes. The less the "
-            "two overlap, the better one threshold serves all.",
+            f"{similarity} of {drawn} to all others of its class, and to all images of other classes. The less the "
+            "two overlap, the better a single threshold separates them.",
         )
         if len(found.queries):
             chosen = np.arange(len(found.queries))
             if len(chosen) > SCATTERED:
                 chosen = np.sort(np.random.default_rng(self.seed).choice(chosen, SCATTERED, replace=False))
             line, between = boundary_of_run(self.run)
-            words = "" if line is None else f" Dashed: the boundary of {line.loss}, {line.formula}"
-            words += f", which it draws between {between}." if line is not None and between else "." if words else ""
+            note = "" if line is None else f" Dashed: the boundary of {line.loss}, {line.formula}"
+            note += f", for the similarity of {between}." if line is not None and between else "." if note else ""
             section.figure(
                 style.svg(figures.plane(found.negative[chosen], found.positive[chosen], line)),
-                f"{len(chosen):,} queries by the similarity of the nearest image of another class (s_n) and of their "
-                f"own (s_p). Above the diagonal, the first image found is right.{words}",
+                f"{len(chosen):,} queries by the similarities of the nearest image of another class (s_n) and of the "
+                f"same class (s_p). Above the diagonal, the nearest image is right.{note}",
             )
-        told = diagnosis.summary()
-        shown = {
-            "alignment": "mean squared distance within classes: less is tighter",
-            "uniformity": "log of the mean of exp(−2 d²): less is more evenly spread",
-            "density": "mean distance within classes over that between their centres",
-            "effective_rank": f"directions in use, of {diagnosis.dimension}",
-            "hub_share": "of all places among the ten nearest, those held by images twice as popular as the mean",
-            "orphan_share": "of all images, those that are among the ten nearest of none",
+        values = diagnosis.summary()
+        meanings = {
+            "alignment": "mean squared distance within classes; lower is more compact",
+            "uniformity": "log of the mean of exp(−2 d²); lower is more evenly spread",
+            "density": "mean distance within classes divided by that between class centres",
+            "effective_rank": f"number of directions in use, out of {diagnosis.dimension}",
+            "hub_share": "share of hubs among all ten nearest neighbours: images that occur twice as often as the mean",
+            "orphan_share": "share of images that are not among the ten nearest of any other",
         }
         section.table(
             ["measure", "value", "meaning"],
-            [[name.replace("_", " "), told[name], words] for name, words in shown.items()],
+            [[name.replace("_", " "), values[name], meaning] for name, meaning in meanings.items()],
         )
 
     def _examples(self, section: Section, found: queries.Found) -> None:
         section.paragraph(
-            f"Of {len(found.queries):,} queries{self._drawn(found)}: those whose nearest match is nearer than anything "
-            "else by the most (best), by about the median (typical), and those that are most wrong (worst); at most "
-            f"{EXAMPLES} each, of different classes. The first picture is the query; then what it finds, with "
-            "its similarity. Right ones have a solid border and ✓, wrong ones a dashed border and ✗."
+            f"Examples among {len(found.queries):,} queries{self._drawn(found)}, sorted by the margin between the "
+            "nearest match and the nearest image of another class: the largest (best), about the median (typical) and "
+            f"the smallest (worst), at most {EXAMPLES} each, of different classes. The first image is the query. The "
+            "others are its nearest images with their similarity: right ones have a solid border and ✓, wrong ones a "
+            "dashed border and ✗."
         )
         headings = {"best": "Best", "typical": "Typical", "worst": "Worst"}
         for name, places in queries.examples(found, self.labels, EXAMPLES).items():
@@ -123,9 +124,9 @@ class Measured:
                     if other >= 0:
                         right = self.labels[other] == self.labels[row]
                         label = self.table.label_name(int(other))
-                        words = f"{similarity:.2f}" + ("" if right else f" {label}")
+                        caption = f"{similarity:.2f}" + ("" if right else f" {label}")
                         title = f"{'right' if right else 'wrong'}: {label}, {self._name(int(other))}"
-                        cells.append(Picture(self._picture(int(other)), words, "right" if right else "wrong", title))
+                        cells.append(Picture(self._picture(int(other)), caption, "right" if right else "wrong", title))
                 section.grid(cells)
 
     def _drawn(self, found: queries.Found) -> str:
@@ -134,12 +135,13 @@ class Measured:
     def _confusions(self, section: Section, found: queries.Found) -> None:
         pairs = queries.confusions(found, self.labels, CONFUSED)
         if not pairs:
-            section.paragraph(f"None: the nearest image of every query{self._drawn(found)} is of its own class.")
+            section.paragraph(f"None: the nearest image of every query{self._drawn(found)} is of the same class.")
             return
         names = self.table.label_names
         section.paragraph(
-            f"Pairs of classes by how often a query of one finds an image of the other first; the {len(pairs)} most "
-            "frequent, each with its most confident mistake. What looks the same to you too may be a wrong label."
+            f"The {len(pairs)} pairs of classes that are confused most often, with the number of queries of one class "
+            "whose nearest image is of the other, and the most confident mistake. Images that look the same may have "
+            "wrong labels."
         )
         grids = []
         for pair in pairs:
@@ -157,32 +159,31 @@ class Measured:
         if len(chosen) < layout.FEWEST_POINTS:
             return
         places, method = layout.flat(self.x[chosen], self.seed)
-        nearest = self._search(chosen, self.rows, k=1)
-        found = np.full(len(chosen), -1, np.int64)
-        found[np.searchsorted(chosen, nearest.queries)] = self.labels[nearest.nearest[:, 0]]
+        found = self._search(chosen, self.rows, k=1)
+        nearest_labels = np.full(len(chosen), -1, np.int64)
+        nearest_labels[np.searchsorted(chosen, found.queries)] = self.labels[found.nearest[:, 0]]
         sheet = None
         if self.table.images is not None:
             sheet = thumbnails.sheet((self.table.images[int(row)] for row in chosen), SQUARE, ACROSS)
-        whole = "All" if len(chosen) == len(self.rows) else "Drawn at random, class by class:"
+        amount = "All" if len(chosen) == len(self.rows) else "A random sample of"
         section.paragraph(
-            f"{whole} {len(chosen):,} images of {len(np.unique(self.labels[chosen])):,} classes, laid out by {method} "
-            "so that neighbours stay neighbours; distances between groups mean little. Point at one, or touch it, "
-            "to see it and its class. A dot: its nearest image is of its own class; a cross: it is not."
+            f"{amount} {len(chosen):,} images of {len(np.unique(self.labels[chosen])):,} classes, mapped by {method}, "
+            "which preserves neighbourhoods; distances between groups mean little. Point at an image, or touch it, to "
+            "see it and its class. The nearest image of a dot is of the same class, that of a cross is not."
         )
-        section.markup(
-            widgets.embedding_map(places, self.labels[chosen], found, list(self.table.label_names), sheet, ACROSS)
-        )
+        names = list(self.table.label_names)
+        section.markup(widgets.embedding_map(places, self.labels[chosen], nearest_labels, names, sheet, ACROSS))
 
     def _threshold(self, section: Section, diagnosis: Diagnosis) -> None:
         curve = accepted(diagnosis.histogram)
         if curve is None:
-            section.paragraph("No two images are of one class, so no threshold can be judged.")
+            section.paragraph("No two images are of the same class, so there are no precision and recall.")
             return
         chosen = self.run.threshold
         section.paragraph(
-            "From which similarity on do two images show the same? Move the slider. Precision depends on how many of "
-            "the compared pairs are of one class: among these images "
-            f"{100 * curve.same[0] / (curve.same[0] + curve.other[0]):.2f} %."
+            "The precision and recall of a threshold on the similarity of two images. Move the slider. The precision "
+            "depends on the share of pairs of the same class among all compared pairs, which is "
+            f"{100 * curve.same[0] / (curve.same[0] + curve.other[0]):.2f} % for these images."
             + ("" if chosen is None else f" The run's threshold is {chosen:.3f}.")
         )
         if self.run.threshold_note:
@@ -200,7 +201,7 @@ class Measured:
 
 
 def row_name(table: Table, row: int) -> str:
-    """Where the image of a row is."""
+    """The location of the image of a row."""
     if isinstance(table.images, Files):
         return table.images.name(row)
     return (

@@ -1,9 +1,9 @@
 "use strict";
-// The map: pointing at a picture shows it and lights up its class. All points are drawn without this.
+// The map: show the image under the pointer and highlight its class. The points are in the SVG.
 for (const map of document.querySelectorAll(".map")) {
   const data = JSON.parse(map.querySelector("script").textContent);
   const svg = map.querySelector("svg"), tip = map.querySelector(".tip");
-  const image = tip.querySelector("i"), words = tip.querySelector("span"), more = tip.querySelector("small");
+  const image = tip.querySelector("i"), label = tip.querySelector("span"), more = tip.querySelector("small");
   const points = new Map([...svg.querySelectorAll("[data-p]")].map(e => [Number(e.dataset.p), e]));
   const rows = Math.ceil(data.x.length / data.across);
   image.style.backgroundImage = data.sheet ? `url("${data.sheet}")` : "none";
@@ -20,9 +20,9 @@ for (const map of document.querySelectorAll(".map")) {
     for (const [p, e] of points) if (data.label[p] === data.label[nearest]) e.classList.add("same");
     points.get(nearest).classList.add("here");
     image.style.backgroundPosition = `${-96 * (nearest % data.across)}px ${-96 * Math.floor(nearest / data.across)}px`;
-    words.textContent = data.names[data.label[nearest]];
+    label.textContent = data.names[data.label[nearest]];
     const found = data.found[nearest];
-    more.textContent = found < 0 ? "" : data.right[nearest] ? "its nearest is of the same class" : `its nearest: ${data.names[found]}`;
+    more.textContent = found < 0 ? "" : data.right[nearest] ? "nearest image: same class" : `nearest image: ${data.names[found]}`;
     const box = svg.getBoundingClientRect(), scale = box.width / data.width;
     const x = data.x[nearest] * scale, y = data.y[nearest] * scale;
     tip.style.left = `${Math.max(0, Math.min(x + 14, box.width - tip.offsetWidth))}px`;
@@ -42,7 +42,7 @@ for (const map of document.querySelectorAll(".map")) {
   svg.addEventListener("pointerdown", at);
   svg.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") show(-1); });
 }
-// The threshold: the slider moves a line over the curves and says what it would accept.
+// The threshold: the slider moves a line over the curves and shows the precision and recall.
 for (const part of document.querySelectorAll(".threshold")) {
   const data = JSON.parse(part.querySelector("script").textContent);
   const input = part.querySelector("input"), output = part.querySelector("output"), cursor = part.querySelector(".cursor");
@@ -51,9 +51,9 @@ for (const part of document.querySelectorAll(".threshold")) {
   const move = () => {
     const i = Number(input.value), same = data.same[i], other = data.other[i], accepted = same + other;
     cursor.style.left = `${100 * (data.left + (data.right - data.left) * i / (data.at.length - 1))}%`;
-    output.textContent = `From a similarity of ${data.at[i].toFixed(3)} on, ` + (accepted
-      ? `${count(accepted)} of ${count(data.pairs)} pairs count as the same: ${percent(same / accepted)} of them are (precision), and ${percent(same / data.same[0])} of those that are the same are found (recall).`
-      : "no pair counts as the same.");
+    output.textContent = `At a threshold of ${data.at[i].toFixed(3)}, ` + (accepted
+      ? `${count(accepted)} of ${count(data.pairs)} pairs are accepted: ${percent(same / accepted)} of them are of the same class (precision), and ${percent(same / data.same[0])} of all pairs of the same class are accepted (recall).`
+      : "no pair is accepted.");
   };
   input.addEventListener("input", move);
   move();

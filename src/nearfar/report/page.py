@@ -1,14 +1,14 @@
-"""A report: one HTML file that needs nothing else, neither a network nor a neighbour.
+"""`Page`: a report as a self-contained HTML file.
 
     page = Page("Which loss for these birds?", "nearfar compare CUB_200_2011")
     section = page.section("Leaderboard")
     section.paragraph("Ten losses, the same budget for each.")
     section.table(["loss", "recall@1"], [["CircleLoss", 0.61], ["untrained", 0.556]])
-    section.figure(style.svg(drawn), "Recall@1 with 95 % intervals")      # drawn: a matplotlib figure
+    section.figure(style.svg(figure), "Recall@1 with 95 % intervals")     # a matplotlib figure
     page.write("report.html")
 
-All text is escaped. The page allows itself nothing from outside: its policy forbids every address but those of data,
-and every script but its own.
+All text is escaped. The content security policy of the page forbids all addresses except data URIs, and all scripts
+except the page's.
 """
 
 import base64
@@ -26,22 +26,22 @@ from nearfar.foundation.files import write_file
 from nearfar.report.markup import Markup, data_uri, text
 
 Cell = str | float | int | None
-"""Of a table: text, a number, or nothing."""
+"""A cell of a table: text, a number, or nothing."""
 Mark = Literal["", "query", "right", "wrong"]
-"""What a picture is to a search."""
+"""The role of an image in a search result."""
 _NUMBER = re.compile(r"\(?[-+−]?[\d.,]+(e[-+]?\d+)?( ?%)?( ± [\d.,]+( ?%)?)?\)?|n/a|·")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a grid.
+    """An image of a grid.
 
     Attributes:
-        source: a data address, as `thumbnails.thumbnail` gives it; None for a picture that cannot be shown.
-        caption: below it.
-        mark: "right" and "wrong" give it a border, solid or dashed, and a sign; "query" a heavier one.
-        title: what a pointer resting on it is told; also for those who cannot see it.
+        source: a data URI of `thumbnails.thumbnail`; None for an image that cannot be shown.
+        caption: the text below the image.
+        mark: "right" and "wrong" add a sign and a solid or dashed border; "query" adds a heavy border.
+        title: the tooltip and the alternative text.
     """
 
     source: Markup | None
@@ -51,19 +51,19 @@ class Picture:
 
 
 class Section:
-    """A part of a page, under a heading: what is added to it appears in that order."""
+    """A section of a page, with a heading and parts in the order in which they were added."""
 
     def __init__(self, title: str):
         self.title = title
         self._parts: list[str] = []
 
-    def paragraph(self, words: str) -> None:
-        """Running text."""
-        self._parts.append(f"<p>{text(words)}</p>")
+    def paragraph(self, content: str) -> None:
+        """Add a paragraph."""
+        self._parts.append(f"<p>{text(content)}</p>")
 
-    def subtitle(self, words: str) -> None:
-        """A heading below the section's."""
-        self._parts.append(f"<h3>{text(words)}</h3>")
+    def subtitle(self, content: str) -> None:
+        """Add a heading below that of the section."""
+        self._parts.append(f"<h3>{text(content)}</h3>")
 
     def table(
         self,
@@ -74,67 +74,69 @@ class Section:
         bold: Iterable[int] = (),
         fold: str = "",
     ) -> None:
-        """A table. Numbers are shown with four digits; columns of numbers, also as text such as "12.5 %" or "+3 ± 1",
-        stand to the right. `bold` are rows to point out; `fold` hides it behind a line that unfolds it.
+        """Add a table. Numbers are shown with four digits. Columns of numbers, including text such as "12.5 %" or
+        "+3 ± 1", are aligned to the right. `bold` are highlighted rows; `fold` is the summary of a collapsed table.
         """
-        kept, marked = [list(row) for row in rows], set(bold)
-        for place, row in enumerate(kept):
+        lines, marked = [list(row) for row in rows], set(bold)
+        for number, row in enumerate(lines):
             if len(row) != len(header):
-                raise ValueError(f"row {place} has {len(row)} cells, the header {len(header)}: {row!r}")
-        numeric = [_numeric([row[column] for row in kept]) for column in range(len(header))]
+                raise ValueError(f"row {number} has {len(row)} cells, but the header has {len(header)}: {row!r}")
+        numeric = [_numeric([row[column] for row in lines]) for column in range(len(header))]
         head = "".join(
             f"<th scope=col{_class(right)}>{text(name)}</th>" for name, right in zip(header, numeric, strict=True)
         )
         body = []
-        for place, row in enumerate(kept):
+        for number, row in enumerate(lines):
             cells = "".join(_cell(row[column], column == 0, numeric[column]) for column in range(len(header)))
-            body.append(f"<tr{' class=best' if place in marked else ''}>{cells}</tr>")
+            body.append(f"<tr{' class=best' if number in marked else ''}>{cells}</tr>")
         title = f"<caption>{text(caption)}</caption>" if caption else ""
         inside = f"{title}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
         shown = f"<div class=scroll tabindex=0><table>{inside}</table></div>"
         self._parts.append(f"<details><summary>{text(fold)}</summary>{shown}</details>" if fold else shown)
 
     def figure(self, drawing: Markup | bytes, caption: str, *, wide: bool = False) -> None:
-        """A drawing: SVG as `style.svg` gives it, or the bytes of a PNG file.
+        """Add a figure: SVG of `style.svg`, or the bytes of a PNG file.
 
-        Figures that follow each other stand side by side where there is room; `wide` ones have the whole width, and
-        are scrolled on a telephone. The caption says what is to be seen, also to those who cannot see it.
+        Consecutive figures are shown side by side if there is room. `wide` ones use the whole width and scroll on small
+        screens. The caption is also the alternative text.
         """
         if isinstance(drawing, Markup):
             inside = str(drawing)
         elif isinstance(drawing, bytes) and drawing.startswith(PNG):
             inside = f'<img src="{data_uri("image/png", drawing)}" alt="{text(caption)}">'
         else:
-            raise TypeError("a figure is SVG as style.svg gives it, or the bytes of a PNG file")
+            raise TypeError("a figure must be SVG of style.svg, or the bytes of a PNG file")
         if wide:
             inside = f"<div class=scroll tabindex=0>{inside}</div>"
         kind = "wide" if wide else "narrow"
         self._parts.append(f"<figure class={kind}>{inside}<figcaption>{text(caption)}</figcaption></figure>")
 
     def grid(self, pictures: Sequence[Picture], *, heading: str = "") -> None:
-        """Pictures in a row, which wraps where there is no room; what a single query found stands beside it."""
+        """Add images in rows. The hits of a single query are shown beside it."""
         self._parts.append(_grid(pictures, heading))
 
     def grids(self, grids: Iterable[tuple[str, Sequence[Picture]]]) -> None:
-        """Small grids, each with its heading, side by side."""
+        """Add small grids with headings, side by side."""
         self._parts.append(f"<div class=grids>{''.join(_grid(pictures, heading) for heading, pictures in grids)}</div>")
 
-    def preformatted(self, words: str) -> None:
-        """Text as it is, such as a configuration."""
-        self._parts.append(f"<pre tabindex=0>{text(words)}</pre>")
+    def preformatted(self, content: str) -> None:
+        """Add preformatted text, such as a configuration."""
+        self._parts.append(f"<pre tabindex=0>{text(content)}</pre>")
 
-    def folded(self, summary: str, words: str) -> None:
-        """Text as it is, behind a line that unfolds it."""
-        self._parts.append(f"<details><summary>{text(summary)}</summary><pre tabindex=0>{text(words)}</pre></details>")
+    def folded(self, summary: str, content: str) -> None:
+        """Add collapsed preformatted text."""
+        self._parts.append(
+            f"<details><summary>{text(summary)}</summary><pre tabindex=0>{text(content)}</pre></details>"
+        )
 
     def markup(self, content: Markup) -> None:
-        """What the other modules of this package build, such as the map."""
+        """Add markup built by other modules of this package, such as the map."""
         if not isinstance(content, Markup):
-            raise TypeError("only Markup goes into a page as it is: text belongs into paragraph()")
+            raise TypeError("only Markup is added unescaped: use paragraph() for text")
         self._parts.append(content)
 
     def html(self, name: str) -> str:
-        """The section under its anchor."""
+        """The HTML of the section, with an anchor."""
         return f"<section id={name}><h2>{text(self.title)}</h2>{_side_by_side(self._parts)}</section>"
 
 
@@ -142,8 +144,8 @@ class Page:
     """A page of sections, with a table of contents.
 
     Args:
-        title: in the heading and in the browser's bar.
-        subtitle: a line below it.
+        title: the heading and the title of the browser window.
+        subtitle: a line below the heading.
     """
 
     def __init__(self, title: str, subtitle: str = ""):
@@ -151,13 +153,13 @@ class Page:
         self.sections: list[Section] = []
 
     def section(self, title: str) -> Section:
-        """Begin a section."""
+        """Add a section."""
         section = Section(title)
         self.sections.append(section)
         return section
 
     def html(self) -> str:
-        """The whole page."""
+        """The HTML of the page."""
         names = [f"part{number}" for number in range(1, len(self.sections) + 1)]
         contents = "".join(
             f'<a href="#{name}">{text(part.title)}</a>' for name, part in zip(names, self.sections, strict=True)
@@ -176,14 +178,14 @@ class Page:
         )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         target = Path(path)
         write_file(target, self.html())
         return target
 
 
 def number(value: float) -> str:
-    """With four significant digits, and thousands set apart.
+    """Format a number with four significant digits and separators of thousands.
 
     >>> [number(x) for x in (0.123456, 1234567, 0.5, 12.0, 3.2e-7, float("nan"))]
     ['0.1235', '1,234,567', '0.5', '12', '3.2e-07', 'n/a']
@@ -202,7 +204,7 @@ def _cell(value: Cell, first: bool, right: bool) -> str:
 
 
 def _numeric(column: Sequence[Cell]) -> bool:
-    """Whether a column holds numbers and nothing else, but for empty cells."""
+    """Whether a column has only numbers and empty cells."""
     filled = [value for value in column if value not in (None, "")]
     return bool(filled) and all(isinstance(value, (int, float)) or _NUMBER.fullmatch(value or "") for value in filled)
 
@@ -212,15 +214,15 @@ def _class(right: bool) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    words = picture.title or picture.caption
+    title = picture.title or picture.caption
     inside = (
-        f'<img src="{picture.source}" alt="{text(words)}" decoding=async>'
+        f'<img src="{picture.source}" alt="{text(title)}" decoding=async>'
         if picture.source is not None
-        else "<span class=missing>no picture</span>"
+        else "<span class=missing>no image</span>"
     )
     caption = f"<span class=caption>{text(picture.caption)}</span>" if picture.caption else ""
     kind = f" {picture.mark}" if picture.mark else ""
-    return f'<div class="picture{kind}" title="{text(words)}"><span class=frame>{inside}</span>{caption}</div>'
+    return f'<div class="picture{kind}" title="{text(title)}"><span class=frame>{inside}</span>{caption}</div>'
 
 
 def _grid(pictures: Sequence[Picture], heading: str) -> str:
@@ -231,7 +233,7 @@ def _grid(pictures: Sequence[Picture], heading: str) -> str:
 
 
 def _side_by_side(parts: Sequence[str]) -> str:
-    """The parts in order, runs of narrow figures in one row."""
+    """Join the parts, with consecutive narrow figures in a row."""
     result, row = [], False
     for part in parts:
         narrow = part.startswith("<figure class=narrow>")

@@ -1,4 +1,4 @@
-"""The report of a run: `report.html`, from the files of its folder and the embeddings of the rows it is measured on."""
+"""The report of a run: `report.html`, from the files of its folder and the embeddings of its test rows."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from nearfar.report.measured import Measured, row_name
 from nearfar.report.page import Page
 
 Floats = npt.NDArray[np.float32]
-BROKEN = 50  # names of broken images
+BROKEN = 50  # listed broken images
 
 
 def write_run_report(
@@ -29,12 +29,13 @@ def write_run_report(
     """Write `report.html` into a run's folder.
 
     Args:
-        folder: a run; what is there of metrics.json, curves.csv, config.yaml and environment.json is shown.
-        embeddings: (N, D) of the rows the run is measured on; those of unreadable images are NaN.
+        folder: the folder of a run. Its metrics.json, curves.csv, config.yaml and environment.json are shown, if they
+            exist.
+        embeddings: (N, D) embeddings of the rows that the run is measured on, with NaN for broken images.
         table: these rows.
-        binary: whether the signs of the embeddings are what counts, as of a hashing head.
-        notes: what is to be said of them, such as what has changed since the run began.
-        seed: draws the samples that keep the page small.
+        binary: whether the embeddings are binary codes, of which only the signs count.
+        notes: notes for the summary, such as changes of the data since the run.
+        seed: the seed of the samples that are shown.
     """
     page = run_page(folder, embeddings, table, binary=binary, notes=notes, seed=seed)
     return page.write(Path(folder) / "report.html")
@@ -51,10 +52,10 @@ def run_page(
 ) -> Page:
     """The page of a run."""
     if len(embeddings) != len(table):
-        raise ValueError(f"{len(embeddings)} embeddings for {len(table)} rows of {table.name}: they must be the same")
+        raise ValueError(f"{len(embeddings)} embeddings for {len(table)} rows of {table.name}: give one for each row")
     run = RunFolder(folder)
     losses = " + ".join(str(loss.get("name")) for loss in run.losses) or "a run"
-    page = Page(f"{table.name}: {losses}", f"A run of nearfar in {run.folder.name}")
+    page = Page(f"{table.name}: {losses}", f"Run {run.folder.name}")
     sections.summary(page, run, table, notes)
     sections.curves(page, run)
     Measured(embeddings, table, run, seed, binary=binary).add_to(page)
@@ -67,18 +68,18 @@ def _problems(page: Page, embeddings: Floats, table: Table) -> None:
     section = page.section("Data problems")
     broken = np.flatnonzero(np.isnan(embeddings).any(1))
     sizes = np.unique(table.labels[table.labels >= 0], return_counts=True)[1]
-    alone, without = int((sizes == 1).sum()), int((table.labels < 0).sum())
-    found = []
+    single, unlabelled = int((sizes == 1).sum()), int((table.labels < 0).sum())
+    problems = []
     if len(broken):
-        found.append(f"{len(broken):,} of {len(table):,} images could not be read.")
-    if alone:
-        found.append(f"{alone:,} classes have one image alone: nothing can be found for it.")
-    if without:
-        found.append(f"{without:,} rows have no label.")
-    for words in [*found, *table.notes]:
-        section.paragraph(words)
-    if not found and not table.notes:
-        section.paragraph(f"None seen: all {len(table):,} images could be read, and every class has two or more.")
+        problems.append(f"{len(broken):,} of {len(table):,} images could not be read.")
+    if single:
+        problems.append(f"{single:,} classes have only one image, which has no match.")
+    if unlabelled:
+        problems.append(f"{unlabelled:,} rows have no label.")
+    for problem in [*problems, *table.notes]:
+        section.paragraph(problem)
+    if not problems and not table.notes:
+        section.paragraph(f"None: all {len(table):,} images could be read, and every class has at least two.")
     if len(broken):
         names = [row_name(table, int(row)) for row in broken[:BROKEN]]
         more = [f"... and {len(broken) - BROKEN:,} more"] if len(broken) > BROKEN else []

@@ -1,4 +1,4 @@
-"""The sections of a run's report that its files alone fill: summary, curves, configuration, environment."""
+"""The sections of a run's report from its files: summary, curves, configuration and environment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,33 +22,33 @@ COLUMNS = {"features": "pretrained features", "start": "start", "trained": "afte
 
 
 def summary(page: Page, run: RunFolder, table: Table, notes: Sequence[str] = ()) -> None:
-    """What came out: the verdict, and every candidate."""
+    """Add the summary: the verdict, and the metrics of all candidates."""
     section = page.section("Summary")
     metrics = run.metrics
     after = metrics.get("after") or {}
-    things = "images" if table.images is not None else "rows"
+    unit = "images" if table.images is not None else "rows"
     if metrics.get("verdict"):
         section.paragraph(metrics["verdict"])
     cards = [(_shown(name, after[name]), name, _change(name, metrics)) for name in HEADLINE if name in after][:2]
     if "train_seconds" in metrics:
         cards.append((duration(metrics["train_seconds"]), f"{metrics.get('steps', 0):,} steps", "of training"))
-    cards.append((f"{table.num_classes:,}", "classes measured", f"{len(table):,} {things}"))
+    cards.append((f"{table.num_classes:,}", "classes measured", f"{len(table):,} {unit}"))
     section.markup(_cards(cards))
     kind = "classes"
     if "open_set" in metrics:
-        kind = "classes that training has not seen" if metrics["open_set"] else "known classes"
+        kind = "classes unseen in training" if metrics["open_set"] else "known classes"
     measured_on = metrics.get("measured_on", "given")
-    words = f"Measured on the {measured_on} rows: {len(table):,} {things} of {table.num_classes:,} {kind}."
+    description = f"Measured on the {measured_on} rows: {len(table):,} {unit} of {table.num_classes:,} {kind}."
     if (step := best_step(run)) is not None:
-        words += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
+        description += f" The best epoch was chosen on the validation rows, at step {step:,.0f}."
     if metrics.get("compared_by") == "hamming":
-        words += (
-            " The model gives binary codes, compared by Hamming distance, as search does it. Metrics called cosine are "
-            "of the numbers behind the codes."
+        description += (
+            " The model has binary codes, compared by Hamming distance as in search. Metrics named cosine are those of "
+            "the real-valued outputs before binarisation."
         )
-    section.paragraph(words)
+    section.paragraph(description)
     if "norms" in metrics:
-        section.paragraph(f"The loss saw embeddings {metrics['norms']}. Everything here is measured by their cosines.")
+        section.paragraph(f"The loss was trained on embeddings {metrics['norms']}. All metrics use their cosines.")
     for note in notes:
         section.paragraph(f"Note: {note}.")
     names = [name for name in after if isinstance(after[name], (int, float))]
@@ -57,22 +57,22 @@ def summary(page: Page, run: RunFolder, table: Table, notes: Sequence[str] = ())
         for name in names
         if name.startswith("recall@") or name.removeprefix("cosine ") in HEADLINE or name.endswith("accuracy")
     ]
-    found = _candidates(metrics)
-    header = ["metric", *(f"{COLUMNS[name]}{' (kept)' if name == metrics.get('kept') else ''}" for name in found)]
+    candidates = _candidates(metrics)
+    header = ["metric", *(f"{COLUMNS[name]}{' (kept)' if name == metrics.get('kept') else ''}" for name in candidates)]
     for chosen, fold in ((main, ""), ([name for name in names if name not in main], "All other metrics")):
         if chosen:
-            rows = [[name, *(_with_interval(name, own) for own in found.values())] for name in chosen]
+            rows = [[name, *(_with_interval(name, values) for values in candidates.values())] for name in chosen]
             caption = "" if fold else f"{interval_note(table.num_classes)}."
             section.table(header, rows, caption=caption, fold=fold)
 
 
 def _candidates(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The columns of the table; of runs before candidates were measured, start and after."""
-    found: dict[str, Mapping[str, Any]] = dict(metrics.get("candidates") or {})
-    if not found:
+    """The columns of the table. Older runs only have those before and after training."""
+    candidates: dict[str, Mapping[str, Any]] = dict(metrics.get("candidates") or {})
+    if not candidates:
         known = {"start": metrics.get("before"), "trained": metrics.get("after")}
-        found = {name: {"metrics": values, "intervals": {}} for name, values in known.items() if values}
-    return found
+        candidates = {name: {"metrics": values, "intervals": {}} for name, values in known.items() if values}
+    return candidates
 
 
 def _with_interval(name: str, candidate: Mapping[str, Any]) -> str:
@@ -85,7 +85,7 @@ def _with_interval(name: str, candidate: Mapping[str, Any]) -> str:
 
 
 def best_step(run: RunFolder) -> float | None:
-    """The step whose model was kept, where validation chose one."""
+    """The step of the kept model; None if validation did not choose one."""
     best = run.metrics.get("best")
     return float(best["step"]) if isinstance(best, Mapping) and "step" in best else None
 
@@ -99,17 +99,19 @@ def _cards(cards: Sequence[tuple[str, str, str]]) -> Markup:
 
 
 def _shown(name: str, value: float) -> str:
-    """Shares in per cent; thresholds and counts as they are."""
+    """Format a metric: shares in per cent, thresholds and counts as numbers."""
     share = isinstance(value, float) and 0 <= value <= 1 and "threshold" not in name
     return f"{100 * value:.1f} %" if share else number(value)
 
 
 def _change(name: str, metrics: Mapping[str, Any]) -> str:
-    """Against what there was without training, in points of per cent; nothing where that is not known."""
-    found = _candidates(metrics)
-    if metrics.get("kept") == next(iter(found), None):
-        return COLUMNS[metrics["kept"]] if metrics["kept"] == "features" else "as it starts"
-    base: Mapping[str, Any] = next((own["metrics"] for own in found.values() if name in own["metrics"]), {})
+    """The change of a metric by training, in percentage points; "" if it is not known."""
+    candidates = _candidates(metrics)
+    if metrics.get("kept") == next(iter(candidates), None):
+        return COLUMNS[metrics["kept"]] if metrics["kept"] == "features" else "before training"
+    base: Mapping[str, Any] = next(
+        (values["metrics"] for values in candidates.values() if name in values["metrics"]), {}
+    )
     after = metrics["after"]
     if not all(name in values and _shown(name, values[name]).endswith("%") for values in (base, after)):
         return ""
@@ -117,7 +119,7 @@ def _change(name: str, metrics: Mapping[str, Any]) -> str:
 
 
 def curves(page: Page, run: RunFolder) -> None:
-    """How training went."""
+    """Add the curves of the training."""
     rows = run.curves
     if not rows or "step" not in rows[0]:
         return
@@ -125,20 +127,20 @@ def curves(page: Page, run: RunFolder) -> None:
     steps = columns["step"]
 
     def series(*names: str) -> dict[str, tuple[Floats, Floats]]:
-        """Of two points or more: a few steps are no curve."""
+        """The series with at least two points."""
         return {
-            name: (steps[there], columns[name][there])
+            name: (steps[finite], columns[name][finite])
             for name in names
-            if name in columns and (there := np.isfinite(columns[name])).sum() > 1
+            if name in columns and (finite := np.isfinite(columns[name])).sum() > 1
         }
 
     marked = best_step(run)
     drawings = [
-        (series("loss"), "loss", False, None, "The loss by training step."),
+        (series("loss"), "loss", False, None, "Loss by training step."),
         (series("s_p", "s_n"), "mean similarity", False, None,
          "Mean similarity in training batches, of positive pairs (s_p) and of negative pairs (s_n)."),
         (series("recall@1", "map@r", "cosine map@r", "test recall@1", "test map@r"), "retrieval", True, marked,
-         "Retrieval on the validation rows, which choose the best step."),
+         "Retrieval metrics on the validation rows, by which the best step is chosen."),
     ]  # fmt: skip
     if any(lines for lines, *_ in drawings):
         section = page.section("Curves")
@@ -148,7 +150,7 @@ def curves(page: Page, run: RunFolder) -> None:
 
 
 def settings(page: Page, run: RunFolder) -> None:
-    """What was asked for, and on which machine it ran."""
+    """Add the configuration and the environment."""
     if run.configuration:
         section = page.section("Configuration")
         section.paragraph("Repeat it with nearfar train --config config.yaml --out NEW.")
@@ -159,4 +161,4 @@ def settings(page: Page, run: RunFolder) -> None:
         rows += [
             [name, str(version)] for name, version in (environment.get("packages") or {}).items() if name != "nearfar"
         ]
-        section.table(["what", "which"], rows)
+        section.table(["name", "value"], rows)

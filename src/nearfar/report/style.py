@@ -1,7 +1,7 @@
-"""One style for all figures: quiet, told apart by every kind of colour vision, at home on light and dark paper.
+"""The style of all figures, suitable for colour-blind readers and for light and dark pages.
 
-Colours are after Okabe and Ito. In a page they follow its light or dark; line styles and markers differ as well, so
-that nothing depends on colour alone.
+Colours are after Okabe and Ito. In a page they follow its theme. Line styles and markers differ as well, so that
+nothing depends only on colour.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ except ImportError as missing:
 INK, FAINT, LINE = "#1b1f24", "#5b6470", "#d9dde3"
 ONE, TWO, THREE, FOUR = "#0072b2", "#c75100", "#00805e", "#a8588a"
 SERIES = ((ONE, "-", "o"), (TWO, "--", "s"), (THREE, "-.", "^"), (FOUR, ":", "D"))
-"""Colour, line and marker of the first, second, ... of several."""
+"""Colour, line style and marker of each series."""
 WIDTH, HEIGHT = 3.8, 2.8
-"""Inches of a figure that fills a telephone's width."""
+"""Size in inches of a figure that fills the width of a phone."""
 
-_VARIABLES = {  # as page.css calls them
+_VARIABLES = {  # names in page.css
     INK: "ink",
     FAINT: "faint",
     LINE: "line",
@@ -41,7 +41,7 @@ _SETTINGS: dict[Any, Any] = {
     "font.size": 9.5,
     "font.family": "DejaVu Sans",
     "text.color": INK,
-    "text.parse_math": False,  # a label is a name, whatever signs are in it
+    "text.parse_math": False,  # labels are names, not formulas
     "axes.labelcolor": FAINT,
     "axes.edgecolor": FAINT,
     "axes.facecolor": "none",
@@ -65,14 +65,14 @@ _SETTINGS: dict[Any, Any] = {
     "legend.fontsize": 9,
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
-    "svg.hashsalt": "nearfar",  # the same data gives the same file
-    "svg.fonttype": "none",  # the page's own letters, which can be searched and copied
+    "svg.hashsalt": "nearfar",  # reproducible files
+    "svg.fonttype": "none",  # text in the page's font, which can be searched and copied
 }
 
 
 @contextlib.contextmanager
 def figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[Figure]:
-    """A figure to draw on, in this style, whatever the user's own is; no window, no state of pyplot.
+    """Yield a figure in this style, independent of the user's settings and of pyplot.
 
     with figure() as drawn:
         axes = drawn.subplots()
@@ -86,32 +86,32 @@ def figure(width: float = WIDTH, height: float = HEIGHT) -> Iterator[Figure]:
 
 
 def svg(drawn: Figure) -> Markup:
-    """A figure for a page: SVG whose colours follow the page's, with no word of when or where it was drawn."""
+    """Convert a figure to SVG for a page, whose colours it follows. The result is reproducible."""
     file = io.StringIO()
     canvas, dpi = drawn.canvas, drawn.dpi
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
-        # Not by savefig, which draws twice.
+        # savefig would draw twice.
         FigureCanvasSVG(drawn).print_svg(file, metadata={"Date": None})  # type: ignore[no-untyped-call]
     drawn.set_canvas(canvas)
     drawn.dpi = dpi
-    found = file.getvalue()
-    found = found[found.index("<svg") :]
-    found = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", found, flags=re.DOTALL)
-    found = re.sub(
-        r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", found, count=1)
+    code = file.getvalue()
+    code = code[code.index("<svg") :]
+    code = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", code, flags=re.DOTALL)
+    code = re.sub(
+        r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", code, count=1)
     )
-    found = re.sub(r"font-family: [^;\"]*;? ?", "", found)  # the page's
+    code = re.sub(r"font-family: [^;\"]*;? ?", "", code)  # the page sets the font
     for colour, name in _VARIABLES.items():
-        found = found.replace(colour, f"var(--{name})")
-    found = re.sub(r">\s+<", "><", found)
-    return Markup(_own_names(found.strip()))
+        code = code.replace(colour, f"var(--{name})")
+    code = re.sub(r">\s+<", "><", code)
+    return Markup(_with_unique_ids(code.strip()))
 
 
-def _own_names(found: str) -> str:
-    """Its ids made its own: a page has several figures, and matplotlib calls the first axes of each "axes_1"."""
-    key = "f" + hashlib.sha256(found.encode()).hexdigest()[:8]
-    found = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', found)
-    found = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', found)
-    return re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", found)
+def _with_unique_ids(code: str) -> str:
+    """Make ids unique in the page: matplotlib names the first axes of every figure "axes_1"."""
+    key = "f" + hashlib.sha256(code.encode()).hexdigest()[:8]
+    code = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', code)
+    code = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', code)
+    return re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", code)

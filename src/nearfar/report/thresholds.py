@@ -1,4 +1,4 @@
-"""What a threshold would accept: precision and recall by the similarity from which two images count as the same."""
+"""Precision and recall by threshold, from a histogram of similarities."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from nearfar.evaluation.diagnostics import Histogram
 
 @dataclass(frozen=True)
 class Accepted:
-    """What thresholds `at` accept, from the lowest, which accepts everything, to the highest, which may accept nothing.
+    """The pairs that thresholds `at` accept, in ascending order. The lowest accepts all pairs.
 
-    `same` and `other` count the accepted pairs of one class and of two.
+    `same` and `other` are the numbers of accepted pairs of the same class and of different classes.
     """
 
     at: npt.NDArray[np.float64]
@@ -21,7 +21,7 @@ class Accepted:
 
     @property
     def precision(self) -> npt.NDArray[np.float64]:
-        """Share of the accepted pairs that are of one class; NaN where none is accepted."""
+        """The share of pairs of the same class among the accepted; NaN if none is accepted."""
         accepted = self.same + self.other
         shares = np.full(len(accepted), np.nan)
         np.divide(self.same, accepted, out=shares, where=accepted > 0)
@@ -29,12 +29,12 @@ class Accepted:
 
     @property
     def recall(self) -> npt.NDArray[np.float64]:
-        """Share of the pairs of one class that are accepted."""
+        """The share of the pairs of the same class that are accepted."""
         return np.asarray(self.same / self.same[0], np.float64)
 
 
 def accepted(histogram: Histogram) -> Accepted | None:
-    """At every edge between the lowest similarity and the highest; None where there are no pairs of one class."""
+    """The accepted pairs at every edge of the occupied bins; None if there are no pairs of the same class."""
     if not histogram.positive.sum():
         return None
     above = [np.r_[np.cumsum(counts[::-1])[::-1], 0] for counts in (histogram.positive, histogram.negative)]

@@ -1,4 +1,4 @@
-"""Small pictures for a page, and sheets of them."""
+"""Thumbnails for a page, and sheets of them."""
 
 import io
 import math
@@ -10,18 +10,18 @@ from nearfar.imaging import BrokenImageError, Source
 from nearfar.imaging.decoding import decode, open_image, upright_size
 from nearfar.report.markup import Markup, data_uri
 
-SIDE = 96  # pixels of a picture in a grid: two to three thousand bytes
+SIDE = 96  # pixels of an image in a grid, two to three kilobytes
 QUALITY = 72  # of WebP
 
 
 def thumbnail(source: Source, side: int = SIDE) -> Markup | None:
-    """A picture of at most `side` pixels each way, as a data address; None if it cannot be read."""
+    """The data URI of an image reduced to at most `side` pixels; None if it is broken."""
     small = _small(source, side)
     return None if small is None else data_uri("image/webp", _encoded(small))
 
 
 def sheet(sources: Iterable[Source], side: int, across: int) -> Markup:
-    """Many pictures in one, each centred in its square of `side` pixels, `across` to a row; unreadable ones empty."""
+    """The data URI of a sheet of images, centred in squares of `side` pixels, `across` per row, empty if broken."""
     smalls = [_small(source, side, enlarged=True) for source in sources]
     whole = Image.new("RGB", (across * side, max(1, math.ceil(len(smalls) / across)) * side), "#808890")
     for number, small in enumerate(smalls):
@@ -32,13 +32,13 @@ def sheet(sources: Iterable[Source], side: int, across: int) -> Markup:
 
 
 def _small(source: Source, side: int, enlarged: bool = False) -> Image.Image | None:
-    """The longer side at `side` pixels; a smaller picture stays as it is unless it is to be `enlarged`."""
+    """Scale the longer side to `side` pixels. Smaller images are only scaled if `enlarged` is set."""
     try:
         opened = open_image(source)
         width, height = upright_size(opened)
         scale = side / max(width, height)
         scale = scale if enlarged else min(1.0, scale)
-        image = decode(opened, min(1.0, 2 * scale), source)  # twice too large, for a clean reduction
+        image = decode(opened, min(1.0, 2 * scale), source)  # twice the size, for a smooth reduction
     except BrokenImageError:
         return None
     size = max(1, round(width * scale)), max(1, round(height * scale))

@@ -1,6 +1,6 @@
-"""The parts of a page that answer to a pointer: the map and the threshold.
+"""Interactive parts of a page: the map and the threshold slider.
 
-page.js moves them; without it they are still to be seen.
+page.js handles their events. They are visible without it.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from nearfar.report.markup import Markup, json_text, readable, text
 from nearfar.report.thresholds import Accepted
 
 Rows = npt.NDArray[np.int64]
-WIDTH, HEIGHT, ROOM = 1000, 640, 24  # of the map, in its own units
+WIDTH, HEIGHT, MARGIN = 1000, 640, 24  # of the map, in SVG units
 
 
 def embedding_map(
@@ -22,17 +22,18 @@ def embedding_map(
     sheet: Markup | None,
     across: int,
 ) -> Markup:
-    """A map of pictures, with the picture under the pointer and its class lit up.
+    """A map of images that shows the image under the pointer and highlights its class.
 
     Args:
-        places: (N, 2) from 0 to 1.
+        places: (N, 2) positions from 0 to 1.
         labels: (N,) index into names.
-        found: (N,) label of the nearest other picture; -1 if there is none.
-        names: of the classes.
-        sheet: the pictures in one, `across` to a row, each in a square; None if there are none to show.
+        found: (N,) label of the nearest other image; -1 if there is none.
+        names: the names of the classes.
+        sheet: the sheet of the images; None if there are no images.
+        across: images per row of the sheet.
     """
-    x = np.round(ROOM + places[:, 0] * (WIDTH - 2 * ROOM), 1)
-    y = np.round(ROOM + (1 - places[:, 1]) * (HEIGHT - 2 * ROOM), 1)
+    x = np.round(MARGIN + places[:, 0] * (WIDTH - 2 * MARGIN), 1)
+    y = np.round(MARGIN + (1 - places[:, 1]) * (HEIGHT - 2 * MARGIN), 1)
     right = labels == found
     marks = []
     for p in range(len(x)):
@@ -47,7 +48,7 @@ def embedding_map(
         "x": x.tolist(),
         "y": y.tolist(),
         "label": label[: len(labels)].tolist(),
-        "found": [number.get(int(one), -1) for one in found],
+        "found": [number.get(int(nearest), -1) for nearest in found],
         "right": right.tolist(),
         "names": [readable(names[int(old)]) for old in used],
         "sheet": sheet or "",
@@ -56,14 +57,14 @@ def embedding_map(
     }
     return Markup(
         f'<div class="map"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{text(f"Map of {len(x)} pictures, those near each other alike")}">{"".join(marks)}</svg>'
+        f'aria-label="{text(f"Map of {len(x)} images, with similar ones close together")}">{"".join(marks)}</svg>'
         '<div class="tip" hidden><i></i><span></span><small></small></div>'
         f'<script type="application/json">{json_text(data)}</script></div>'
     )
 
 
 def threshold_slider(accepted: Accepted, chosen: float | None = None) -> Markup:
-    """Precision and recall by threshold, and a slider that tells them; `chosen` is the threshold it starts at."""
+    """A plot of precision and recall by threshold with a slider, which starts at `chosen`."""
     drawn = style.svg(figures.threshold(accepted.at, accepted.precision, accepted.recall, chosen))
     left, bottom, right, top = figures.PLOT
     start = int(np.abs(accepted.at - chosen).argmin()) if chosen is not None else _balanced(accepted)
@@ -85,5 +86,5 @@ def threshold_slider(accepted: Accepted, chosen: float | None = None) -> Markup:
 
 
 def _balanced(accepted: Accepted) -> int:
-    """Where precision and recall are most alike."""
+    """The index at which precision and recall differ least."""
     return int(np.nanargmin(np.abs(accepted.precision - accepted.recall)))

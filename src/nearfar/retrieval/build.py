@@ -1,4 +1,4 @@
-"""Images into an index: those that are new or have changed are embedded, the others stay."""
+"""Adds images to an index. Only new and changed images are embedded."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ ROWS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Added:
-    """What became of images: how many were embedded, were there already, and could not be read."""
+    """Numbers of images that were embedded, were unchanged, and could not be read."""
 
     embedded: int
     unchanged: int
@@ -27,51 +27,54 @@ class Added:
 def add_images(
     index: Index, encoder: Encoder, gallery: Gallery, *, advance: Callable[[int], None] | None = None
 ) -> Added:
-    """Add a gallery to an index, whole or not at all (in Milvus: batch by batch).
+    """Add a gallery to an index, completely or not at all (in Milvus: in batches).
 
-    Images that are there, from the same state of their file, are not embedded again; nor are those of a build that was
-    interrupted. Images that cannot be read are passed over, as many as the encoder allows, and a warning lists them.
+    Images whose files have not changed since they were indexed are not embedded again, including those of an
+    interrupted build. Broken images are skipped up to the encoder's `max_broken`, and a warning lists them.
 
     Args:
-        advance: called with the number of images done.
+        index: an index of the encoder's model.
+        encoder: the model.
+        gallery: the images.
+        advance: called with the number of images of each step.
     """
     index.check(encoder.fingerprint)
-    began = time.monotonic()
+    start = time.monotonic()
     with index.change() as change:
-        todo, states = _unknown(change, gallery, advance)
-        broken = _embed(change, encoder, gallery.select(todo), states, len(gallery), advance) if todo else 0
-    return Added(len(todo) - broken, len(gallery) - len(todo), broken, time.monotonic() - began)
+        rows, states = _to_embed(change, gallery, advance)
+        broken = _embed(change, encoder, gallery.select(rows), states, len(gallery), advance) if rows else 0
+    return Added(len(rows) - broken, len(gallery) - len(rows), broken, time.monotonic() - start)
 
 
 def named(index: Index, names: Sequence[str]) -> list[str]:
-    """The ids of images that are meant: ids, paths of files, or folders whose images are meant."""
+    """The ids of the images that names refer to: ids, paths of files, or folders of images."""
     if not names:
         return []
     wanted = {*names, *(str(Path(name).absolute()) for name in names)}
     folders = tuple(f"{str(Path(name).absolute()).rstrip('/')}/" for name in names)
     ids = [item.id for item in index.listed() if item.id in wanted or item.id.startswith(folders)]
     for name, folder in zip(names, folders, strict=True):
-        own = {name, str(Path(name).absolute())}
-        if not any(found in own or found.startswith(folder) for found in ids):
-            raise RetrievalError(f"{index.where} has no image {name}, and none below it: nothing was removed")
+        exact = {name, str(Path(name).absolute())}
+        if not any(image in exact or image.startswith(folder) for image in ids):
+            raise RetrievalError(f"{index.where} has no image or folder {name}: nothing was removed")
     return ids
 
 
 def gone(index: Index) -> list[str]:
-    """The ids of images whose files are there no more."""
+    """The ids of images whose files no longer exist."""
     pictures = Pictures()
     return [item.id for item in index.listed() if pictures.source(item.id) is None]
 
 
-def _unknown(change: Change, gallery: Gallery, advance: Callable[[int], None] | None) -> tuple[list[int], list[str]]:
-    """The rows that have to be embedded, and the states of their images before that."""
+def _to_embed(change: Change, gallery: Gallery, advance: Callable[[int], None] | None) -> tuple[list[int], list[str]]:
+    """The rows to embed, and the present states of their images."""
     rows, states = [], []
     for start in range(0, len(gallery), ROWS_AT_A_TIME):
-        here = range(start, min(start + ROWS_AT_A_TIME, len(gallery)))
-        now = [gallery.state(row) for row in here]
-        known = change.known(gallery.ids.take(here), now, [gallery.label(row) for row in here])
-        rows += [row for row, there in zip(here, known, strict=True) if not there]
-        states += [state for state, there in zip(now, known, strict=True) if not there]
+        block = range(start, min(start + ROWS_AT_A_TIME, len(gallery)))
+        block_states = [gallery.state(row) for row in block]
+        known = change.known(gallery.ids.take(block), block_states, [gallery.label(row) for row in block])
+        rows += [row for row, unchanged in zip(block, known, strict=True) if not unchanged]
+        states += [state for state, unchanged in zip(block_states, known, strict=True) if not unchanged]
         if advance is not None:
             advance(int(np.count_nonzero(known)))
     return rows, states
@@ -85,14 +88,14 @@ def _embed(
     part_of: int,
     advance: Callable[[int], None] | None,
 ) -> int:
-    """Embed and put all of it; how many images could not be read."""
+    """Embed the gallery and put it into the index. Returns the number of broken images."""
     start = broken = 0
     for vectors in encoder.gallery(gallery.images, part_of=part_of, advance=advance):
         good = ~np.isnan(vectors).any(1)
         rows = (np.flatnonzero(good) + start).tolist()
-        labels, own = [gallery.label(row) for row in rows], [states[row] for row in rows]
+        labels = [gallery.label(row) for row in rows]
         if rows:
-            change.put(gallery.ids.take(rows), vectors[good], labels, own)
+            change.put(gallery.ids.take(rows), vectors[good], labels, [states[row] for row in rows])
         broken += int(np.count_nonzero(~good))
         start += len(vectors)
     return broken

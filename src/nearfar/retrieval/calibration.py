@@ -1,4 +1,4 @@
-"""The threshold of an index: from which similarity on two images count as the same."""
+"""The threshold of an index: the similarity from which two images count as the same."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,24 +22,29 @@ def calibrated(
     precision: float | None = None,
     share: float | None = None,
 ) -> Mapping[str, Any] | None:
-    """The run's own threshold; or, where another false accept rate or precision is wished, one that is calibrated on
-    the rows that the run held out, and measured on its test rows.
+    """The threshold of the run, or one for another false accept rate or precision, calibrated on the held-out rows of
+    the run and measured on its test rows.
 
     Args:
-        share: of same pairs among those that will be compared; by default as in the run's data.
+        run: the run.
+        encoder: the model of the run.
+        far: the target false accept rate.
+        precision: the target precision.
+        share: the share of same pairs among the compared pairs; by default as in the run's data.
 
-    Returns what `nearfar.training.thresholds.calibrated` gives; None where the run has none and none is asked for.
+    Returns the result of `nearfar.training.thresholds.calibrated`. Without a target it is None if the run has no
+    threshold.
     """
     if far is None and precision is None:
         return encoder.threshold
     for name, value in (("far", far), ("precision", precision), ("share", share)):
         if value is not None and not 0 < value < 1:
-            raise RetrievalError(f"{name} is a share above 0 and below 1, not {value:g}")
+            raise RetrievalError(f"{name} must be above 0 and below 1, not {value:g}")
     held_out = held_out_of(run)
     if held_out is None:
         raise RetrievalError(
-            f"{run.folder} has kept no held-out rows to calibrate a threshold on: it held none out, or was made before "
-            "they were kept. Train again"
+            f"{run.folder} has no held-out rows to calibrate a threshold on: it held none out, or was made by an older "
+            "version. Train again"
         )
     parts = parts_of(run)
     test = None
@@ -60,5 +65,5 @@ def calibrated(
 
 
 def described(threshold: Mapping[str, Any] | None) -> str:
-    """A threshold in words."""
+    """A description of a threshold for the user."""
     return "no calibrated threshold" if threshold is None else thresholds.said(threshold)

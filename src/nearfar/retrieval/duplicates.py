@@ -1,8 +1,7 @@
-"""Near-identical images of a data set: found before any training, they are leaks between its splits, labels that
-contradict each other, and weight that some pictures have twice.
+"""Finds near-identical images of a data set: leaks between its splits, contradictory labels, and repeated images.
 
-Images are compared by the features of a trunk as it came, or by a run's model. Two are near-identical from a threshold
-of their cosine on; a group is what hangs together by such pairs.
+Images are compared by the features of a pretrained trunk, or by the model of a run. Two images are near-identical if
+their cosine reaches a threshold. Groups are the connected components of such pairs.
 """
 
 import os
@@ -24,17 +23,17 @@ from nearfar.retrieval.gallery import Gallery
 from nearfar.retrieval.index import Floats, RetrievalError
 from nearfar.retrieval.vectors import unit
 
-THRESHOLD = 0.9  # of trunk features; docs/search.md says what it finds and what it misses
+THRESHOLD = 0.9  # for features of a trunk; docs/search.md has its accuracy
 TRAINED_ON = frozenset({"train", "val"})
-TILE = 2048  # images compared with as many others at a time
+TILE = 2048  # images compared with the same number of others at a time
 MOST_PAIRS = 5_000_000
 COLUMNS = ("group", "image", "label", "split", "similarity", "nearest", "identical", "leak")
 
 
 @dataclass(frozen=True)
 class Member:
-    """An image of a group: its nearest one in it, how similar that is, and whether the files are byte for byte equal to
-    another's of the group.
+    """An image of a group, with the nearest other image and its similarity. `identical` tells whether its file equals
+    that of another member.
     """
 
     image: str
@@ -47,30 +46,30 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Images that show the same."""
+    """A group of near-identical images."""
 
     members: tuple[Member, ...]
 
     @property
     def leak(self) -> bool:
-        """Whether some are trained on and others tested."""
+        """Whether the group has both training and test images."""
         trained = {member.split in TRAINED_ON for member in self.members}
         return len(trained) == 2
 
     @property
     def contradictory(self) -> bool:
-        """Whether they have different labels."""
+        """Whether the images have different labels."""
         return len({member.label for member in self.members if member.label}) > 1
 
     @property
     def similarity(self) -> float:
-        """Of the nearest two."""
+        """The highest similarity of two members."""
         return max(member.similarity for member in self.members)
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What was found: leaks first, then by falling similarity."""
+    """The groups of near-identical images: leaks first, then by descending similarity."""
 
     images: int
     broken: int
@@ -79,33 +78,33 @@ class Duplicates:
 
     @property
     def leaks(self) -> list[Group]:
-        """Groups with images that are trained on and images that are tested."""
+        """Groups with both training and test images."""
         return [group for group in self.groups if group.leak]
 
     @property
     def contradictions(self) -> list[Group]:
-        """Groups of different labels."""
+        """Groups with different labels."""
         return [group for group in self.groups if group.contradictory]
 
     def summary(self) -> str:
-        """A few lines."""
+        """A summary of a few lines."""
         count = sum(len(group.members) for group in self.groups)
         lines = [
-            f"{self.images:,} images, {count:,} of them near-identical to another (similarity from {self.threshold:g} "
-            f"on): {_groups_in_words(self.groups)}",
-            f"leaks, some of whose images are trained on and others tested: {_groups_in_words(self.leaks)}",
-            f"images of different labels: {_groups_in_words(self.contradictions)}",
+            f"{self.images:,} images, {count:,} of them near-identical to another (similarity of at least "
+            f"{self.threshold:g}): {_group_count(self.groups)}",
+            f"leaks, groups with both training and test images: {_group_count(self.leaks)}",
+            f"contradictions, groups with different labels: {_group_count(self.contradictions)}",
         ]
         return "\n".join(lines + ([f"images that cannot be read: {self.broken:,}"] if self.broken else []))
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each image that is in a group."""
+        """A row for each image in a group."""
         for number, group in enumerate(self.groups, 1):
             for member in group.members:
                 yield {"group": number, "leak": group.leak, **asdict(member)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The result as JSON values."""
         return {
             "images": self.images,
             "broken": self.broken,
@@ -116,11 +115,11 @@ class Duplicates:
         }
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """A table of the images that are in groups."""
+        """Write a CSV file of the images in groups."""
         write_rows(Path(path), COLUMNS, ([row[name] for name in COLUMNS] for row in self.rows()))
 
 
-def _groups_in_words(groups: Sequence[Group]) -> str:
+def _group_count(groups: Sequence[Group]) -> str:
     return f"{len(groups):,} group{'' if len(groups) == 1 else 's'}"
 
 
@@ -131,16 +130,17 @@ def find_duplicates(
     *,
     advance: Callable[[int], None] | None = None,
 ) -> Duplicates:
-    """Groups of near-identical images.
+    """Find groups of near-identical images.
 
     Args:
-        encoder: of a trunk as it came (`Embedder(head=None)`), or of a run.
-        threshold: the cosine from which on two images are near-identical.
-        advance: called with the number of images that have been embedded.
+        encoder: the encoder of a pretrained trunk (`Embedder(head=None)`) or of a run.
+        gallery: the images.
+        threshold: the cosine from which two images are near-identical.
+        advance: called with the number of images of each batch.
     """
     if not 0 < threshold <= 1:
-        raise RetrievalError(f"the threshold is a cosine above 0 and at most 1, not {threshold}")
-    with tempfile.TemporaryFile() as file:  # of 100,000 images, half a gigabyte
+        raise RetrievalError(f"the threshold must be a cosine above 0 and at most 1, not {threshold}")
+    with tempfile.TemporaryFile() as file:  # half a gigabyte for 100,000 images
         rows, start = list[int](), 0
         for batch in encoder.gallery(gallery.images, advance=advance):
             good = ~np.isnan(batch).any(1)
@@ -154,31 +154,31 @@ def find_duplicates(
     groups = _groups(len(rows), left, right)
     best = np.full(len(rows), -np.inf, np.float32)
     nearest = np.zeros(len(rows), np.int64)
-    for one, other in ((left, right), (right, left)):
-        order = np.argsort(similarity, kind="stable")  # the last one written is the most similar
-        better = order[similarity[order] > best[one[order]]]
-        nearest[one[better]], best[one[better]] = other[better], similarity[better]
-    found = [_group(gallery, [(rows[m], rows[int(nearest[m])], float(best[m])) for m in group]) for group in groups]
-    found.sort(key=lambda group: (not group.leak, -group.similarity, group.members[0].image))
+    for image, other in ((left, right), (right, left)):
+        order = np.argsort(similarity, kind="stable")  # the most similar one is written last
+        better = order[similarity[order] > best[image[order]]]
+        nearest[image[better]], best[image[better]] = other[better], similarity[better]
+    result = [_group(gallery, [(rows[m], rows[int(nearest[m])], float(best[m])) for m in group]) for group in groups]
+    result.sort(key=lambda group: (not group.leak, -group.similarity, group.members[0].image))
     images = len(gallery) + len(gallery.left_out)
-    return Duplicates(images, images - len(rows), threshold, tuple(found))
+    return Duplicates(images, images - len(rows), threshold, tuple(result))
 
 
 def near_pairs(vectors: Floats, threshold: float) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """All pairs (a, b), a < b, of rows of length 1 whose product is at least the threshold, tile by tile."""
+    """All pairs (a, b), a < b, of unit vectors with a product of at least the threshold, and their products."""
     lefts, rights, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-    total, least = 0, np.float32(threshold) - np.float32(1e-6)  # equal vectors may come out as 0.9999999
+    total, least = 0, np.float32(threshold) - np.float32(1e-6)  # the product of equal vectors may be 0.9999999
     for start in range(0, len(vectors), TILE):
-        own = np.ascontiguousarray(vectors[start : start + TILE])
+        block = np.ascontiguousarray(vectors[start : start + TILE])
         for across in range(start, len(vectors), TILE):
-            products = own @ vectors[across : across + TILE].T
+            products = block @ vectors[across : across + TILE].T
             if across == start:
-                products[np.tril_indices(len(own))] = -1
+                products[np.tril_indices(len(block))] = -1
             a, b = np.nonzero(products >= least)
             total += len(a)
             if total > MOST_PAIRS:
                 raise RetrievalError(
-                    f"at a threshold of {threshold:g}, more than {MOST_PAIRS:,} pairs are near-identical: raise it"
+                    f"more than {MOST_PAIRS:,} pairs are near-identical at a threshold of {threshold:g}: raise it"
                 )
             lefts.append(a + start)
             rights.append(b + across)
@@ -187,7 +187,7 @@ def near_pairs(vectors: Floats, threshold: float) -> tuple[NDArray[np.int64], ND
 
 
 def _groups(count: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> list[list[int]]:
-    """What hangs together by pairs: union and find."""
+    """The connected components of the pairs, by union-find."""
     parent = list(range(count))
 
     def root(row: int) -> int:
@@ -207,13 +207,13 @@ def _groups(count: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> li
 
 def _group(gallery: Gallery, members: Sequence[tuple[int, int, float]]) -> Group:
     digests = [_digest(gallery, row) for row, _, _ in members]
-    found = []
+    group = []
     for (row, nearest, similarity), digest in zip(members, digests, strict=True):
         split = SPLITS[int(gallery.table.split_ids[row])]
         equal = bool(digest) and digests.count(digest) > 1
         name, other = gallery.ids.take([row, nearest])
-        found.append(Member(name, gallery.label(row), split, min(similarity, 1.0), other, equal))
-    return Group(tuple(found))
+        group.append(Member(name, gallery.label(row), split, min(similarity, 1.0), other, equal))
+    return Group(tuple(group))
 
 
 def _digest(gallery: Gallery, row: int) -> str:

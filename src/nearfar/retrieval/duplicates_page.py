@@ -1,4 +1,4 @@
-"""A page of near-identical images, group by group."""
+"""An HTML page of near-identical images, by group."""
 
 import os
 from pathlib import Path
@@ -12,29 +12,29 @@ MOST_GROUPS = 100  # of each kind
 MOST_MEMBERS = 12  # of a group
 
 
-def write_page(found: Duplicates, gallery: Gallery, path: str | os.PathLike[str]) -> Path:
-    """Write the page, which needs nothing beside it."""
+def write_page(duplicates: Duplicates, gallery: Gallery, path: str | os.PathLike[str]) -> Path:
+    """Write the page as a self-contained file."""
     page = Page("Near-identical images", gallery.table.name)
     summary = page.section("Summary")
-    for line in found.summary().splitlines():
+    for line in duplicates.summary().splitlines():
         summary.paragraph(line)
-    rows = {name: row for row, name in enumerate(gallery.ids)} if found.groups else {}
+    rows = {name: row for row, name in enumerate(gallery.ids)} if duplicates.groups else {}
     kinds = {
-        "Leaks": ("Images that are trained on and tested.", [group for group in found.groups if group.leak]),
+        "Leaks": ("Groups with both training and test images.", duplicates.leaks),
         "Contradictory labels": (
-            "The same picture under several labels; leaks are above.",
-            [group for group in found.groups if group.contradictory and not group.leak],
+            "The same image with several labels; leaks are listed above.",
+            [group for group in duplicates.contradictions if not group.leak],
         ),
         "Others": (
-            "The same picture more than once.",
-            [group for group in found.groups if not group.leak and not group.contradictory],
+            "The same image more than once.",
+            [group for group in duplicates.groups if not group.leak and not group.contradictory],
         ),
     }
-    for title, (words, groups) in kinds.items():
+    for title, (description, groups) in kinds.items():
         if groups:
             section = page.section(title)
             more = f" The first {MOST_GROUPS} of {len(groups):,} groups." if len(groups) > MOST_GROUPS else ""
-            section.paragraph(words + more)
+            section.paragraph(description + more)
             _show(section, groups[:MOST_GROUPS], gallery, rows)
     return page.write(path)
 
@@ -50,5 +50,5 @@ def _show(section: Section, groups: list[Group], gallery: Gallery, rows: dict[st
 
 
 def _picture(member: Member, gallery: Gallery, row: int) -> Picture:
-    words = " · ".join(part for part in (member.split, member.label, "same file" if member.identical else "") if part)
-    return Picture(thumbnail(gallery.images[row]), words, "", f"{member.image} ({member.similarity:.4f})")
+    caption = " · ".join(part for part in (member.split, member.label, "same file" if member.identical else "") if part)
+    return Picture(thumbnail(gallery.images[row]), caption, "", f"{member.image} ({member.similarity:.4f})")

@@ -1,7 +1,7 @@
-"""Embeddings in a file: Parquet or npz, written batch by batch, whole or not at all.
+"""Writes embeddings to a Parquet or npz file, in batches and atomically.
 
-Both have `path` (the id of the image), `label`, `split` and `embedding` (D numbers); an npz has them as arrays `paths`,
-`labels`, `splits` and `embeddings`, which `nearfar.data.open` opens as a data set of features.
+A Parquet file has the columns `path` (the id of the image), `label`, `split` and `embedding` (D numbers). An npz file
+has the arrays `paths`, `labels`, `splits` and `embeddings`; `nearfar.data.open` opens it as a data set of features.
 """
 
 import os
@@ -23,12 +23,12 @@ from nearfar.retrieval.gallery import Gallery
 from nearfar.retrieval.index import Floats, RetrievalError
 
 ENDINGS = (".parquet", ".npz")
-ROWS_AT_A_TIME = 4096  # of a Parquet file's groups
+ROWS_AT_A_TIME = 4096  # rows of a group of a Parquet file
 
 
 @dataclass(frozen=True)
 class Written:
-    """What went into a file."""
+    """A written file, with the numbers of embedded and of broken images."""
 
     path: Path
     images: int
@@ -36,10 +36,12 @@ class Written:
 
 
 def check_name(out: str | os.PathLike[str]) -> Path:
-    """The path, if embeddings can be written to such a file."""
+    """Return the path. Raises `RetrievalError` if its extension is not supported."""
     path = Path(out)
     if path.suffix not in ENDINGS:
-        raise RetrievalError(f"embeddings are written to {' or '.join(f'NAME{end}' for end in ENDINGS)}, not to {path}")
+        raise RetrievalError(
+            f"embeddings can be written to {' or '.join(f'NAME{end}' for end in ENDINGS)}, not to {path}"
+        )
     return path
 
 
@@ -50,13 +52,15 @@ def write_embeddings(
     *,
     advance: Callable[[int], None] | None = None,
 ) -> Written:
-    """Embed a gallery and keep the result in a file; a file that is there is replaced once the new one is whole.
+    """Embed a gallery and write the result to a file. An existing file is replaced when the new one is complete.
 
-    Images that cannot be read are left out, as many as the encoder allows, and a warning lists them.
+    Broken images are left out up to the encoder's `max_broken`, and a warning lists them.
 
     Args:
+        encoder: the model.
+        gallery: the images.
         out: NAME.parquet or NAME.npz.
-        advance: called with the number of images done.
+        advance: called with the number of images of each batch.
     """
     path = check_name(out)
     write = _write_parquet if path.suffix == ".parquet" else _write_npz
@@ -68,7 +72,7 @@ def write_embeddings(
 def _batches(
     encoder: Encoder, gallery: Gallery, advance: Callable[[int], None] | None
 ) -> Iterator[tuple[list[int], Floats]]:
-    """Rows and their embeddings, without those that cannot be read, some thousands at a time."""
+    """Yield rows and their embeddings without broken images, some thousands at a time."""
     start, rows, vectors = 0, list[int](), list[Floats]()
     for batch in encoder.gallery(gallery.images, advance=advance):
         good = ~np.isnan(batch).any(1)
@@ -104,34 +108,34 @@ def _write_parquet(
     with parquet.ParquetWriter(file, schema) as writer:
         for rows, vectors in batches:
             numbers = arrow.FixedSizeListArray.from_arrays(arrow.array(vectors.reshape(-1)), encoder.dimension)
-            texts = [arrow.array([_utf8(word) for word in words], text) for words in _described(gallery, rows)]
+            texts = [arrow.array([_utf8(name) for name in names], text) for names in _described(gallery, rows)]
             writer.write_table(arrow.Table.from_arrays([*texts, numbers], schema=schema))
             total += len(rows)
     return total
 
 
-def _utf8(word: str) -> str:
-    """Names of files that are no UTF-8 cannot be kept as they are."""
-    return word.encode("utf-8", "replace").decode()
+def _utf8(name: str) -> str:
+    """Replace the bytes of a file name that are not UTF-8."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def _write_npz(file: IO[bytes], encoder: Encoder, gallery: Gallery, batches: Iterator[tuple[list[int], Floats]]) -> int:
-    """The header of an array says how long it is: until that is known, the numbers wait in a file of their own."""
-    every: list[int] = []
-    with tempfile.TemporaryFile() as waiting, zipfile.ZipFile(file, "w") as archive:
+    """Write an npz file. The vectors go to a temporary file first, because the array's header needs their number."""
+    all_rows: list[int] = []
+    with tempfile.TemporaryFile() as temporary, zipfile.ZipFile(file, "w") as archive:
         for rows, vectors in batches:
-            every += rows
-            waiting.write(vectors.tobytes())
-        waiting.seek(0)
+            all_rows += rows
+            temporary.write(vectors.tobytes())
+        temporary.seek(0)
         with archive.open("embeddings.npy", "w", force_zip64=True) as member:
-            shape = (len(every), encoder.dimension)
+            shape = (len(all_rows), encoder.dimension)
             np.lib.format.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            shutil.copyfileobj(waiting, member, 2**20)
-        paths, labels, splits = _described(gallery, every)
+            shutil.copyfileobj(temporary, member, 2**20)
+        paths, labels, splits = _described(gallery, all_rows)
         texts: dict[str, Any] = {"paths": paths, "labels": labels, "splits": splits, "model": encoder.fingerprint}
         if not any(labels):
             del texts["labels"]
-        for name, words in texts.items():
+        for name, values in texts.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.array(words, np.str_), allow_pickle=False)
-    return len(every)
+                np.lib.format.write_array(member, np.array(values, np.str_), allow_pickle=False)
+    return len(all_rows)

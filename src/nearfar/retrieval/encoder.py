@@ -1,4 +1,4 @@
-"""A model as an index uses it: images to embeddings, and what tells its embeddings from those of another."""
+"""`Encoder`: computes the embeddings of an index, and identifies the model that made them."""
 
 import functools
 import os
@@ -21,17 +21,17 @@ from nearfar.models.fingerprint import describe_transform, digest_of
 from nearfar.retrieval.index import About, Floats, Kind, RetrievalError, Similarity
 from nearfar.training.runs import Run
 
-PROJECTED_AT_A_TIME = 4096  # features of a frozen trunk
+PROJECTED_AT_A_TIME = 4096  # cached features
 
 
 class Encoder:
-    """A model with everything that its embeddings depend on.
+    """A model with all settings that its embeddings depend on.
 
     Args:
-        model: of a run, or any other.
-        flip: average an image and its mirror image, as runs do that were told to.
-        max_broken: the share of images that may be unreadable; they are passed over, and a warning lists them.
-        name: of the run, for messages.
+        model: the model, of a run or any other.
+        flip: average the embeddings of an image and its mirror image, as runs do with `evaluation.flip`.
+        max_broken: the largest tolerated fraction of broken images, which are skipped and listed in a warning.
+        name: the name of the run, for messages.
     """
 
     def __init__(self, model: Embedder, *, flip: bool = False, max_broken: float = 0.0, name: str = ""):
@@ -41,20 +41,20 @@ class Encoder:
 
     @classmethod
     def of_run(cls, run: Run | str | os.PathLike[str], device: str = "cpu") -> "Encoder":
-        """The model of a run, used as the run measured it."""
+        """The encoder of a run, with the settings of its evaluation."""
         run = run if isinstance(run, Run) else Run(run)
         config = run.config
         if config.model.backbone == "features":
             raise RetrievalError(
-                f"the model of {run.folder} was trained on features, and has no trunk to embed images with: nearfar "
-                f"evaluate {run.folder} DATA measures it on other features"
+                f"the model of {run.folder} was trained on features, and has no trunk to embed images with: evaluate "
+                f"it on other features with nearfar evaluate {run.folder} DATA"
             )
         model = run.model(device)
         return cls(model, flip=config.evaluation.flip, max_broken=config.data.max_broken, name=str(run.folder))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """32 digits that change with any weight, with the head, and with how images are prepared."""
+        """32 hexadecimal digits that identify the weights, the settings and the preprocessing."""
         model = self.model
         description = {
             "trunk": model.trunk_description,
@@ -66,18 +66,18 @@ class Encoder:
 
     @property
     def threshold(self) -> Mapping[str, Any] | None:
-        """What the run has calibrated: from which similarity on two images count as the same."""
-        found: Mapping[str, Any] | None = self.model.calibration.get("threshold")
-        return found
+        """The calibrated threshold of the run, from which two images count as the same; None if it has none."""
+        threshold: Mapping[str, Any] | None = self.model.calibration.get("threshold")
+        return threshold
 
     def about(self, kind: Kind = "exact", threshold: Mapping[str, Any] | None = None) -> About:
-        """What an index of this model's embeddings is."""
+        """The description of an index of this model's embeddings."""
         return About(kind, self.similarity, self.dimension, self.fingerprint, self.name, threshold)
 
     def embed(self, images: Any, *, max_broken: float = 0.0) -> Floats:
-        """Embeddings (N, dimension) of images: a file, a folder, or a sequence of whatever is an image.
+        """Embeddings (N, dimension) of a file, a folder, or a sequence of images.
 
-        An image that cannot be read is an error, unless some may be: their rows are NaN.
+        A broken image raises an error, or has a row of NaN if `max_broken` allows it.
         """
         rows = [np.empty((0, self.dimension), np.float32), *self.stream(images, max_broken=max_broken)]
         return np.concatenate(rows)
@@ -90,11 +90,13 @@ class Encoder:
         part_of: int | None = None,
         advance: Callable[[int], None] | None = None,
     ) -> Iterator[Floats]:
-        """The same batch by batch. By default, as many images may be unreadable as the run allows.
+        """Yield embeddings in batches, with NaN for broken images.
 
         Args:
-            part_of: how many images there are in all, where these are some of them: the share is of all.
-            advance: called with the number of images done.
+            images: as for `embed`.
+            max_broken: the largest tolerated fraction of broken images; by default the encoder's.
+            part_of: the number of all images if these are a part of them; the fraction is then relative to it.
+            advance: called with the number of images of each batch.
         """
         device = self.model.device
         self.model.eval()
@@ -113,31 +115,31 @@ class Encoder:
     def gallery(
         self, images: ImageSequence, *, part_of: int | None = None, advance: Callable[[int], None] | None = None
     ) -> Iterator[Floats]:
-        """The same for the images of a data set. Where the trunk is as it came, its features are taken from the cache
-        that training uses, or left there.
+        """Yield the embeddings of the images of a data set. The features of an unchanged trunk are cached, in the same
+        cache as in training.
         """
         settings = self.model.settings
         if self.flip or not (settings.freeze_trunk or settings.head is None):
             yield from self.stream(images, part_of=part_of, advance=advance)
             return
 
-        def encode(some: Any, view: int) -> Iterator[Floats]:
+        def encode(missing: Any, view: int) -> Iterator[Floats]:
             total = part_of or len(images)
-            return self.model.stream(some, output="features", max_broken=self.max_broken, part_of=total)
+            return self.model.stream(missing, output="features", max_broken=self.max_broken, part_of=total)
 
         cache = FeatureCache(cache_folder() / "features", self.model.feature_key())
         features = cache.compute(images, encode, progress=by_steps(advance))
-        missing = set(features.missing.tolist())
+        broken = set(features.missing.tolist())
         for start in range(0, len(features), PROJECTED_AT_A_TIME):
             rows = np.arange(start, min(start + PROJECTED_AT_A_TIME, len(features)))
-            there = np.array([row not in missing for row in rows.tolist()], np.bool_)
+            good = np.array([row not in broken for row in rows.tolist()], np.bool_)
             result = np.full((len(rows), self.dimension), np.nan, np.float32)
             self.model.eval()
             with torch.inference_mode():
-                taken = torch.from_numpy(features.take(rows[there])).to(self.model.device)
-                result[there] = self.model.project(taken).float().cpu().numpy()
+                batch = torch.from_numpy(features.take(rows[good])).to(self.model.device)
+                result[good] = self.model.project(batch).float().cpu().numpy()
             yield result
 
     def _network(self, images: Tensor) -> Tensor:
-        found: Tensor = self.model(images)
-        return normalize(found + self.model(images.flip(-1)), dim=1) if self.flip else found
+        embeddings: Tensor = self.model(images)
+        return normalize(embeddings + self.model(images.flip(-1)), dim=1) if self.flip else embeddings

@@ -1,4 +1,4 @@
-"""Images to be indexed: a table, and an id for each of its rows; and back from an id to its picture."""
+"""`Gallery`: the images of a table with an id for each row; `Pictures`: from ids to images."""
 
 import hashlib
 import os
@@ -22,13 +22,13 @@ from nearfar.training.config import DataConfig
 from nearfar.training.progress import Display
 from nearfar.training.reading import readable
 
-ROW = "#"  # between a data set and a row, in the id of an image that is not a file
+ROW = "#"  # separates the data set from the row in the id of an image that is not a file
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images with their ids: the paths of their files, or DATA#ROW; and, by their ids, those that were left out since
-    they cannot be read, and why.
+    """Images with their ids, which are the paths of their files, or DATA#ROW. `left_out` has the broken images, by id,
+    with the reason.
     """
 
     table: Table
@@ -40,7 +40,7 @@ class Gallery:
 
     @property
     def images(self) -> Images:
-        """The column of pictures."""
+        """The column of images."""
         assert self.table.images is not None
         return self.table.images
 
@@ -49,27 +49,27 @@ class Gallery:
         return self.table.label_name(row)
 
     def state(self, row: int) -> str:
-        """What tells the image from an earlier state of itself; "" if it is not there."""
+        """A string that changes when the file of the image does; "" if it does not exist."""
         try:
-            whole = identity(self.images[row])
+            state = identity(self.images[row])
         except OSError:
             return ""
-        return hashlib.blake2b(whole.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return hashlib.blake2b(state.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def select(self, rows: Sequence[int]) -> "Gallery":
-        """Some rows."""
+        """A gallery of some rows."""
         return Gallery(self.table.select(np.asarray(rows, np.int64)), Texts.of(self.ids.take(rows)))
 
 
 def open_gallery(
     data: Sequence[str | os.PathLike[str]], layout: str | None = None, split: str | None = None
 ) -> Gallery:
-    """The images of a data set; or image files, which have no labels.
+    """Open the images of a data set, or image files, which have no labels.
 
     Args:
-        data: what `nearfar.data.open` opens, or paths of image files.
-        layout: of a data set that is not to be recognised.
-        split: only its rows.
+        data: a data set for `nearfar.data.open`, or paths of image files.
+        layout: the layout of the data set; by default it is recognised.
+        split: only the rows of this split.
     """
     if are_files(data):
         for path in data:
@@ -78,12 +78,12 @@ def open_gallery(
         names = list(dict.fromkeys(str(Path(path).absolute()) for path in data))
         return Gallery(_of_files(names), Texts.of(names))
     if len(data) != 1:
-        raise RetrievalError("give one data set, or image files: several data sets are indexed one after the other")
+        raise RetrievalError("give one data set, or image files: index several data sets one after the other")
     return gallery_of(reopen(str(data[0]), layout), data[0], split)
 
 
 def are_files(data: Sequence[str | os.PathLike[str]]) -> bool:
-    """Whether these are image files, and not a data set."""
+    """Whether the paths are image files, not a data set."""
     paths = [Path(path) for path in data]
     return bool(paths) and all(path.suffix.lower() in EXTENSIONS and not path.is_dir() for path in paths)
 
@@ -102,44 +102,44 @@ def readable_gallery(
     max_broken: float = DataConfig.max_broken,
     display: Display | None = None,
 ) -> Gallery:
-    """The same without what cannot be read, which is in `left_out`.
+    """As `open_gallery`, without broken images, which are in `left_out`.
 
     Args:
-        max_broken: the share of a data set that may be unreadable; more are an error. Of files that are named, as many
-            may be as there are, but one.
-        display: is told what is left out.
+        data, layout, split: as for `open_gallery`.
+        max_broken: the largest tolerated fraction of broken images of a data set. Of image files, one must be readable.
+        display: shows the broken images.
     """
     whole = open_gallery(data, layout)
-    # Rows keep their numbers, which are in their ids, while others are left out and classes are halved anew.
+    # Ids have the row numbers of the whole table, while broken rows are left out and classes are split again.
     numbered = replace(whole.table, columns={**whole.table.columns, "row": np.arange(len(whole))})
-    place = None if are_files(data) else os.fspath(data[0])
-    rest, found = readable(numbered, 1.0 if place is None else max_broken, display, place)
+    path = None if are_files(data) else os.fspath(data[0])
+    rest, result = readable(numbered, 1.0 if path is None else max_broken, display, path)
     if split is not None:
         rest = rest.split(split)
     rows = rest.columns["row"].tolist()
     table = replace(rest, columns={name: column for name, column in rest.columns.items() if name != "row"})
-    broken = {whole.ids[row]: reason for row, reason in sorted(found.broken.items())}
+    broken = {whole.ids[row]: reason for row, reason in sorted(result.broken.items())}
     return Gallery(table, Texts.of(whole.ids.take(rows)), broken)
 
 
 def gallery_for(
-    own: DataConfig,
+    run_data: DataConfig,
     data: Sequence[str | os.PathLike[str]],
     split: str | None = None,
     *,
     max_broken: float | None = None,
     display: Display | None = None,
 ) -> Gallery:
-    """What is given, or the data of a run where nothing is, without what cannot be read."""
-    allowed = own.max_broken if max_broken is None else max_broken
-    layout = None if data else own.layout
-    named = [path_of(path) for path in data] or [own.path]
-    return readable_gallery(named, layout, split, max_broken=allowed, display=display)
+    """A readable gallery of `data`, or of the data of a run if `data` is empty."""
+    allowed = run_data.max_broken if max_broken is None else max_broken
+    layout = None if data else run_data.layout
+    paths = [path_of(path) for path in data] or [run_data.path]
+    return readable_gallery(paths, layout, split, max_broken=allowed, display=display)
 
 
 def readable_files(names: Sequence[str | os.PathLike[str]]) -> tuple[list[str], dict[str, str]]:
-    """Those pictures that can be read, by their absolute paths, and why the others cannot. Where none can, that is an
-    error.
+    """The absolute paths of the readable images, and the reasons why the others are broken. Raises an error if none is
+    readable.
     """
     paths = [str(Path(name).absolute()) for name in names]
     broken = {paths[row]: reason for row, reason in sorted(survey(_of_files(paths)).broken.items())}
@@ -148,35 +148,35 @@ def readable_files(names: Sequence[str | os.PathLike[str]]) -> tuple[list[str], 
         raise BrokenImageError(*next(iter(broken.items())))
     if not good:
         listed = "; ".join(f"{path}: {reason}" for path, reason in broken.items())
-        raise TooManyBrokenImagesError(f"none of the {len(paths)} pictures can be read: {listed}")
+        raise TooManyBrokenImagesError(f"none of the {len(paths)} images can be read: {listed}")
     return good, broken
 
 
 def gallery_of(table: Table, data: str | os.PathLike[str], split: str | None = None) -> Gallery:
-    """A table's rows; `data` is where the table comes from."""
+    """The gallery of a table, which was opened from `data`."""
     if table.images is None:
-        raise RetrievalError(f"{table.name} has no images, only features: there is nothing to embed")
+        raise RetrievalError(f"{table.name} has no images to embed, only features")
     if isinstance(table.images, Files):
         names = (str(table.images[row]) for row in range(len(table)))
     else:
-        place = str(Path(data).absolute()) if Path(data).exists() else os.fspath(data)
-        names = (f"{place}{ROW}{row}" for row in range(len(table)))
+        path = str(Path(data).absolute()) if Path(data).exists() else os.fspath(data)
+        names = (f"{path}{ROW}{row}" for row in range(len(table)))
     whole = Gallery(table, Texts.of(names))
     if split is None:
         return whole
-    table.split(split)  # an error that says which there are
+    table.split(split)  # raises an error for an unknown split
     rows = np.flatnonzero(table.split_ids == nearfar.data.SPLITS.index(split))
     return whole.select(rows.tolist())
 
 
 class Pictures:
-    """The pictures of ids, wherever they are: files are there at once, other data sets are opened when first asked."""
+    """The images of ids: files, or rows of data sets, which are opened on first use."""
 
     def __init__(self) -> None:
         self._tables: dict[str, Table | None] = {}
 
     def source(self, image: str) -> Source | None:
-        """What `nearfar.data.load_image` takes; None if there is no such picture any more."""
+        """The source for `nearfar.data.load_image`; None if the image no longer exists."""
         if Path(image).is_file():
             return image
         data, mark, row = image.rpartition(ROW)

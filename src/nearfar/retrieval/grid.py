@@ -1,4 +1,4 @@
-"""A page of what queries found: each picture, and beside it the nearest ones."""
+"""An HTML page of search results: each query with its nearest images."""
 
 import os
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from nearfar.retrieval.search import Result
 
 
 def write_grid(results: Sequence[Result], path: str | os.PathLike[str], *, where: str = "") -> Path:
-    """Write the page, which needs nothing beside it; where labels are known, what is right and wrong is marked.
+    """Write the page as a self-contained file. Hits of known labels are marked as right or wrong.
 
     Args:
-        results: of `nearfar.retrieval.search.search`.
-        path: of the page, an HTML file.
-        where: of the index, for the heading.
+        results: the result of `nearfar.retrieval.search.search`.
+        path: the path of the HTML file.
+        where: the location of the index, for the heading.
     """
     pictures = Pictures()
-    page = Page("What is nearest", where)
+    page = Page("Nearest images", where)
     section = page.section(f"{len(results)} {'query' if len(results) == 1 else 'queries'}")
     for result in results:
         name = Path(result.query).name
         query = Picture(thumbnail(result.query), result.label or "query", "query", result.query)
         shown = [query, *(_shown(hit, result.label, pictures) for hit in result.hits)]
-        count = f"{len(result.hits)} found" if result.hits else "nothing as similar as that"
+        count = f"{len(result.hits)} found" if result.hits else "no image is similar enough"
         section.grid(shown, heading=f"{name}: {count}")
     return page.write(path)
 

@@ -1,4 +1,4 @@
-"""Pictures of files and folders, identified: what is told of each, and of all together."""
+"""Identifies the images of files and folders, and scores the results."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """A picture to identify: its path; how it is shown; and the folder it is in, below the one that was given."""
+    """An image to identify: its path, the name to show, and its folder relative to the folder of the request."""
 
     path: str
     shown: str
@@ -34,7 +34,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Identified:
-    """What became of a picture; `problem` says why it could not be read, and `enrolled` whether it is in the index."""
+    """The result for an image. `problem` is why it could not be read; `enrolled` is whether it is in the index."""
 
     asked: Asked
     answer: Answer | None
@@ -42,30 +42,30 @@ class Identified:
     enrolled: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and CSV."""
-        told = self.answer.to_dict() if self.answer else {"verdict": "unreadable"}
-        return {"picture": self.asked.path, **told, "folder": self.asked.folder, "problem": self.problem}
+        """The result as values for JSON and CSV."""
+        answer = self.answer.to_dict() if self.answer else {"verdict": "unreadable"}
+        return {"picture": self.asked.path, **answer, "folder": self.asked.folder, "problem": self.problem}
 
 
 def asked_for(names: Sequence[str | os.PathLike[str]]) -> list[Asked]:
-    """The pictures that are meant: files, and everything below folders."""
-    found = []
+    """The images of files and folders."""
+    images = []
     for name in names:
         path = Path(name)
         if not path.is_dir():
             if not path.exists():
-                raise MissingFileError(f"there is no {path}: give pictures, or folders of them")
-            found.append(Asked(str(path.absolute()), os.fspath(name)))
+                raise MissingFileError(f"there is no {path}: give images, or folders of images")
+            images.append(Asked(str(path.absolute()), os.fspath(name)))
             continue
         below = images_below(path)
         if not below:
-            raise RetrievalError(f"{path} holds no image (endings such as .jpg, .png, .webp)")
-        shown = below if len(names) == 1 else [os.path.join(name, one) for one in below]
-        found += [
-            Asked(str(path.absolute() / one), words, one.rpartition("/")[0])
-            for one, words in zip(below, shown, strict=True)
+            raise RetrievalError(f"{path} contains no images (files such as .jpg, .png, .webp)")
+        shown = below if len(names) == 1 else [os.path.join(name, file) for file in below]
+        images += [
+            Asked(str(path.absolute() / file), label, file.rpartition("/")[0])
+            for file, label in zip(below, shown, strict=True)
         ]
-    return found
+    return images
 
 
 def identify(
@@ -75,34 +75,37 @@ def identify(
     *,
     advance: Callable[[int], None] | None = None,
 ) -> list[Identified]:
-    """Every picture; those that cannot be read are told with the reason.
+    """Identify images. Broken images have a result with the reason.
 
     Args:
-        advance: called with the number of pictures done.
+        identifier: the enrolled classes.
+        encoder: the model of the index.
+        pictures: the result of `asked_for`.
+        advance: called with the number of images of each batch.
     """
     identifier.index.check(encoder.fingerprint)
     result: list[Identified] = []
     for vectors in _embedded(encoder, pictures, advance):
-        here = pictures[len(result) : len(result) + len(vectors)]
+        batch = pictures[len(result) : len(result) + len(vectors)]
         good = np.flatnonzero(~np.isnan(vectors).any(1)).tolist()
-        answers = identifier.answers(vectors[good], [here[row].path for row in good]) if good else []
-        told = dict(zip(good, answers, strict=True))
+        answers = identifier.answers(vectors[good], [batch[row].path for row in good]) if good else []
+        answer_of = dict(zip(good, answers, strict=True))
         result += [
-            Identified(one, told[row], enrolled=one.path in identifier.enrolled.place)
-            if row in told
-            else Identified(one, None, _reason(one.path))
-            for row, one in enumerate(here)
+            Identified(picture, answer_of[row], enrolled=picture.path in identifier.enrolled.place)
+            if row in answer_of
+            else Identified(picture, None, _reason(picture.path))
+            for row, picture in enumerate(batch)
         ]
     return result
 
 
 def _embedded(encoder: Encoder, pictures: Sequence[Asked], advance: Callable[[int], None] | None) -> Iterator[Floats]:
-    """Embeddings, batch by batch, with NaN for what cannot be read, be that all of it."""
+    """Yield embeddings in batches, with NaN for broken images, even if all are broken."""
     done = 0
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".* images are broken")  # each will be told by its name
+        warnings.filterwarnings("ignore", message=r".* images are broken")  # each one is reported in its result
         with contextlib.suppress(TooManyBrokenImagesError):
-            for vectors in encoder.stream([one.path for one in pictures], max_broken=1.0, advance=advance):
+            for vectors in encoder.stream([picture.path for picture in pictures], max_broken=1.0, advance=advance):
                 done += len(vectors)
                 yield vectors
     if done < len(pictures):
@@ -114,17 +117,18 @@ def _reason(path: str) -> str:
         load_image(path)
     except BrokenImageError as error:
         return error.reason
-    return "the network makes no numbers of it"
+    return "the embedding is not finite"
 
 
 @dataclass(frozen=True)
 class Score:
-    """How pictures in folders that are named like classes fared: counts.
+    """Numbers of images by result, if their folders are named like classes.
 
     Attributes:
-        right, wrong, missed: of those in folders of enrolled classes: named rightly, wrongly, or not at all.
-        strangers: in other folders; `taken`: those of them that were taken for an enrolled class.
-        themselves: of all these, the ones that are enrolled, and were judged without themselves.
+        right, wrong, missed: images in folders of enrolled classes that were identified correctly, incorrectly, or not.
+        strangers: images in other folders.
+        taken: strangers that were identified as an enrolled class.
+        themselves: images that are enrolled, which were compared with the other images of their class.
     """
 
     right: int
@@ -136,25 +140,25 @@ class Score:
 
     @property
     def known(self) -> int:
-        """Pictures in folders of enrolled classes."""
+        """The number of images in folders of enrolled classes."""
         return self.right + self.wrong + self.missed
 
 
-def scored(found: Sequence[Identified], names: Sequence[str]) -> Score | None:
-    """The score of pictures in folders; None where no folder is named like an enrolled class.
+def scored(results: Sequence[Identified], names: Sequence[str]) -> Score | None:
+    """The score of images in folders; None if no folder is named like an enrolled class.
 
-    Without calibration, the nearest class counts, and no picture is missed.
+    Without calibration, the nearest class counts as the result, and no image is missed.
     """
     known = set(names)
     right = wrong = missed = strangers = taken = themselves = 0
-    for one in found:
-        if not one.asked.folder or one.answer is None:
+    for result in results:
+        if not result.asked.folder or result.answer is None:
             continue
-        parts = one.asked.folder.split("/")
-        truth = next((name for name in (one.asked.folder, parts[-1], parts[0]) if name in known), None)
-        uncalibrated = one.answer.verdict == "uncalibrated"
-        named = one.answer.nearest if uncalibrated else one.answer.who
-        themselves += one.enrolled
+        parts = result.asked.folder.split("/")
+        truth = next((name for name in (result.asked.folder, parts[-1], parts[0]) if name in known), None)
+        uncalibrated = result.answer.verdict == "uncalibrated"
+        named = result.answer.nearest if uncalibrated else result.answer.who
+        themselves += result.enrolled
         if truth is None:
             strangers += 1
             taken += named is not None
@@ -166,9 +170,9 @@ def scored(found: Sequence[Identified], names: Sequence[str]) -> Score | None:
     return score if score.known else None
 
 
-def write_csv(found: Sequence[Identified], path: str | os.PathLike[str]) -> None:
-    """A row for each picture."""
-    rows = [one.to_dict() for one in found]
+def write_csv(results: Sequence[Identified], path: str | os.PathLike[str]) -> None:
+    """Write a CSV file with a row for each image."""
+    rows = [result.to_dict() for result in results]
     write_rows(Path(path), COLUMNS, ([_plain(row.get(name)) for name in COLUMNS] for row in rows))
 
 

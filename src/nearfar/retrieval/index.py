@@ -1,19 +1,19 @@
-"""What every index can do, whichever engine keeps it; and how one is opened or made.
+"""The interface of search indexes, and functions to open and make them.
 
     index = open_index("runs/birds/index")                  # a folder: FAISS
     index = open_index("milvus:./gallery.db")               # Milvus Lite, embedded
     index = open_index("milvus:http://host:19530")          # Milvus, beyond one machine
 
-    index.check(encoder.fingerprint)                        # another model's index is refused
+    index.check(encoder.fingerprint)                        # raises WrongModelError for another model
     for hit in index.search(vectors, k=10, threshold=0.6)[0]:
         print(hit.similarity, hit.label, hit.id)
 
-    with index.change() as change:                          # all of it, or nothing (in Milvus, batch by batch)
+    with index.change() as change:                          # atomic (in Milvus, in batches)
         change.put(ids, vectors, labels)
         change.remove(["photos/old.jpg"])
 
-An image is known by its id, a text: the path of its file, or DATA#ROW where images are not kept as files. Putting an id
-that is there already replaces its vector and its label.
+The id of an image is the path of its file, or DATA#ROW if images are not separate files. Putting an existing id
+replaces its vector and its label.
 """
 
 import os
@@ -36,15 +36,15 @@ MILVUS = "milvus:"
 
 
 class RetrievalError(NearfarError, ValueError):
-    """Something is wrong with an index; the message says what, and what to do."""
+    """An error with an index. The message says what is wrong and what to do."""
 
 
 class WrongModelError(RetrievalError):
-    """An index holds the embeddings of another model."""
+    """The index has embeddings of another model."""
 
 
 class DamagedIndexError(RetrievalError):
-    """The files of an index are not what was written."""
+    """The files of the index are damaged."""
 
 
 class BusyIndexError(RetrievalError):
@@ -53,17 +53,17 @@ class BusyIndexError(RetrievalError):
 
 @dataclass(frozen=True)
 class About:
-    """What an index is.
+    """The description of an index.
 
     Attributes:
-        kind: "exact", or by which approximate structure it finds: "hnsw" or "ivfpq".
-        similarity: "cosine"; or "hamming" for the signs of the embeddings, packed to bits: 1 - 2 distance / bits, which
-            is the cosine of the codes.
-        dimension: of the embeddings; for codes, their bits.
-        model: the fingerprint of the model whose embeddings it holds.
-        run: where that model is, for messages.
-        threshold: from which similarity on two images count as the same, as `nearfar.evaluation.Threshold.to_dict`
-            writes it; None if there is none.
+        kind: "exact", or an approximate structure: "hnsw" or "ivfpq".
+        similarity: "cosine"; or "hamming" for packed signs of the embeddings, with 1 - 2 distance / bits, which is the
+            cosine of the codes.
+        dimension: dimension of the embeddings; number of bits for codes.
+        model: fingerprint of the model.
+        run: location of the model, for messages.
+        threshold: the similarity from which two images count as the same, in the format of
+            `nearfar.evaluation.Threshold.to_dict`; None if there is none.
     """
 
     kind: Kind
@@ -75,12 +75,12 @@ class About:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise RetrievalError(f"there is no kind of index {self.kind!r}: there are {', '.join(KINDS)}")
+            raise RetrievalError(f"there is no kind of index {self.kind!r}: the kinds are {', '.join(KINDS)}")
         if self.similarity not in ("cosine", "hamming"):
-            raise RetrievalError(f'similarity is "cosine" or "hamming", not {self.similarity!r}')
+            raise RetrievalError(f'similarity must be "cosine" or "hamming", not {self.similarity!r}')
         if self.similarity == "hamming" and self.kind != "exact":
             raise RetrievalError(
-                f"an index of binary codes is exact, not {self.kind}: codes are compared fast as they are"
+                f"an index of binary codes must be exact, not {self.kind}: exact search of codes is fast"
             )
         if self.dimension < 1:
             raise RetrievalError(f"the dimension must be at least 1, not {self.dimension}")
@@ -91,7 +91,7 @@ class About:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "About":
-        """From what `to_dict` gave."""
+        """The inverse of `to_dict`."""
         return cls(**values)
 
 
@@ -105,7 +105,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit:
-    """An image that was found, and how similar it is: 1 for the same, about 0 for any other."""
+    """A search result: an image and its similarity, 1 for the same image and about 0 for unrelated ones."""
 
     id: str
     label: str
@@ -117,7 +117,7 @@ class Hit:
 
 
 class Change(Protocol):
-    """What `Index.change` gives: changes that are made together."""
+    """Changes of an index that become visible together; see `Index.change`."""
 
     def put(
         self,
@@ -126,96 +126,93 @@ class Change(Protocol):
         labels: Sequence[str] | None = None,
         states: Sequence[str] | None = None,
     ) -> None:
-        """Add images, or replace those that are there.
+        """Add images, or replace existing ones.
 
         Args:
-            ids: (N,), each once.
-            vectors: (N, dimension) embeddings, as the model gives them; no NaN.
-            labels: names of classes; "" where there is none.
-            states: what tells an image from an earlier state of itself, such as `nearfar.imaging.identity` gives; see
-                `known`.
+            ids: (N,) distinct ids.
+            vectors: (N, dimension) embeddings of the model, without NaN.
+            labels: names of classes; "" for none.
+            states: strings that change with the image, such as `nearfar.imaging.identity`; see `known`.
         """
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Take images out; how many were there."""
+        """Remove images. Returns the number of those that existed."""
 
     def known(self, ids: Sequence[str], states: Sequence[str], labels: Sequence[str]) -> NDArray[np.bool_]:
-        """Which of these need not be put: they are there in this state and with this label, in the index or in what a
-        change that was interrupted has left behind, from which they are taken over.
+        """(N,) whether each image is unchanged, with this state and label, and need not be put. It may be in the index
+        or in the pending part of an interrupted change, which is then taken over.
         """
 
 
 class Index(Protocol):
-    """Embeddings of images, to be searched. Safe to search from several threads."""
+    """A search index of embeddings. Searching is thread-safe."""
 
     @property
     def where(self) -> str:
-        """What `open_index` opens it by."""
+        """The location for `open_index`."""
 
     @property
     def about(self) -> About:
-        """What it is."""
+        """The description of the index."""
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """The number of images."""
 
     def check(self, model: str) -> None:
         """Raise `WrongModelError` unless the index belongs to the model of this fingerprint."""
 
     def search(self, vectors: Floats, k: int = 10, *, threshold: float | None = None) -> list[list[Hit]]:
-        """The nearest images of every query, the most similar first; fewer where the index holds fewer.
+        """The nearest images of every query, by descending similarity; fewer than k if the index has fewer.
 
         Args:
-            vectors: (Q, dimension) embeddings, as the model gives them.
-            k: how many.
-            threshold: leave out what is less similar.
+            vectors: (Q, dimension) embeddings of the model.
+            k: the number of images.
+            threshold: the least similarity.
         """
 
     def items(self, ids: Sequence[str]) -> list[Item]:
-        """What is known of these images; an id that is not there is a KeyError."""
+        """The items of some images. Raises KeyError for an unknown id."""
 
     def vectors(self, ids: Sequence[str]) -> Floats:
-        """(N, dimension) embeddings of these images, of length 1; of codes, their signs. An id that is not there is a
-        KeyError.
-        """
+        """(N, dimension) unit vectors of some images; for codes, of their signs. Raises KeyError for an unknown id."""
 
     def __contains__(self, image: str) -> bool:
-        """Whether there is an image of this id."""
+        """Whether there is an image with this id."""
 
     def listed(self) -> Iterator[Item]:
-        """Every image, in no particular order."""
+        """Yield the items of all images, in any order."""
 
     def pieces(self) -> Iterator[tuple[list[str], Floats]]:
-        """The ids and vectors of every image, some thousands at a time."""
+        """Yield the ids and vectors of all images, some thousands at a time."""
 
     def change(self) -> AbstractContextManager[Change]:
-        """Changes that become visible together when the block ends; an exception inside it leaves the index as it was.
-        Only one process changes an index at a time: another is told so (`BusyIndexError`).
+        """Changes that become visible when the block ends. An exception in the block discards them.
 
-        In Milvus every batch counts as soon as it has been sent; a change that was interrupted is made again.
+        Only one process can change an index at a time; others get a `BusyIndexError`. In Milvus, every batch is visible
+        as soon as it has been sent, and an interrupted change is repeated.
         """
 
     def compact(self, kind: Kind | None = None) -> None:
-        """Put what many changes have left in pieces into one, without what was removed; with `kind`, become that kind.
-        An approximate structure is built anew.
+        """Merge the segments of many changes into one, without removed images, and rebuild the approximate structure.
+        `kind` changes the kind of the index.
         """
 
     def set_threshold(self, threshold: Mapping[str, Any] | None) -> None:
         """Store a threshold with the index; see `About`."""
 
     def refresh(self) -> bool:
-        """See what other processes have changed since the index was opened; whether there was anything."""
+        """Read the changes of other processes. Returns whether there are any."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 def open_index(where: str | os.PathLike[str]) -> Index:
-    """An index that exists.
+    """Open an existing index.
 
     Args:
-        where: a folder, or "milvus:ADDRESS", ADDRESS being a file (`./gallery.db`, Milvus Lite) or a server
-            (`http://host:19530`), with a collection's name after # if it is not "nearfar".
+        where: a folder, or "milvus:ADDRESS". ADDRESS is a file (`./gallery.db`, Milvus Lite) or a server
+            (`http://host:19530`), optionally with the name of the collection after # (default "nearfar").
     """
     address = _milvus_address(where)
     if address is not None:
@@ -228,13 +225,13 @@ def open_index(where: str | os.PathLike[str]) -> Index:
 
 
 def make_index(where: str | os.PathLike[str], about: About, *, replace: bool = False) -> Index:
-    """A new index, without images. One that is there already is an error.
+    """Make a new, empty index. Raises an error if there is one, unless `replace` is set.
 
     Args:
-        where: as of `open_index`.
-        about: what it is to be.
-        replace: take the place of one that is there. In a folder, that stays as it is until the first change of the new
-            one is complete; in Milvus, it is gone at once.
+        where: as for `open_index`.
+        about: the description of the index.
+        replace: replace an existing index. In a folder, it remains until the first change of the new one is complete;
+            in Milvus, it is deleted at once.
     """
     address = _milvus_address(where)
     if address is not None:
@@ -247,7 +244,7 @@ def make_index(where: str | os.PathLike[str], about: About, *, replace: bool = F
 
 
 def index_exists(where: str | os.PathLike[str]) -> bool:
-    """Whether there is an index, whole or damaged."""
+    """Whether there is an index, possibly damaged."""
     address = _milvus_address(where)
     if address is not None:
         from nearfar.retrieval.milvus_index import MilvusIndex
@@ -259,5 +256,5 @@ def index_exists(where: str | os.PathLike[str]) -> bool:
 
 
 def _milvus_address(where: str | os.PathLike[str]) -> str | None:
-    words = os.fspath(where)
-    return words[len(MILVUS) :] if words.startswith(MILVUS) else None
+    location = os.fspath(where)
+    return location[len(MILVUS) :] if location.startswith(MILVUS) else None

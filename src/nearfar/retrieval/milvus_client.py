@@ -1,4 +1,4 @@
-"""Connections to Milvus, and the collections that an index has there."""
+"""Connections to Milvus, and the collections of an index."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ STRUCTURES: Mapping[str, tuple[str, dict[str, int]]] = {
 
 
 def create(client: Any, name: str, about: About) -> None:
-    """A collection for images."""
+    """Create a collection of images."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("key", DataType.INT64, is_primary=True)
     schema.add_field("image", DataType.VARCHAR, max_length=LONGEST_ID)
@@ -40,7 +40,7 @@ def create(client: Any, name: str, about: About) -> None:
 
 
 def index_params(client: Any, kind: Kind) -> Any:
-    """How Milvus is to search a collection."""
+    """The search parameters of a collection."""
     structure, options = STRUCTURES[kind]
     parameters = client.prepare_index_params()
     parameters.add_index("vector", index_type=structure, metric_type="IP", params=options)
@@ -48,31 +48,31 @@ def index_params(client: Any, kind: Kind) -> Any:
 
 
 def write_about(client: Any, name: str, about: About) -> None:
-    """Say what an index is."""
-    beside = f"{name}_about"
-    if not client.has_collection(beside):
+    """Write the description of an index."""
+    collection = f"{name}_about"
+    if not client.has_collection(collection):
         schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("key", DataType.INT64, is_primary=True)
         schema.add_field("about", DataType.VARCHAR, max_length=60_000)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)  # a collection must have one
         parameters = index_params(client, "exact")
-        client.create_collection(beside, schema=schema, index_params=parameters, consistency_level="Strong")
-    client.upsert(beside, [{"key": 0, "about": json.dumps(about.to_dict()), "vector": [1.0, 0.0]}])
-    client.flush(beside)
+        client.create_collection(collection, schema=schema, index_params=parameters, consistency_level="Strong")
+    client.upsert(collection, [{"key": 0, "about": json.dumps(about.to_dict()), "vector": [1.0, 0.0]}])
+    client.flush(collection)
 
 
 def read_about(client: Any, address: str, name: str) -> About:
-    """What an index says that it is."""
-    beside = f"{name}_about"
+    """Read the description of an index."""
+    collection = f"{name}_about"
     rows: list[Any] = []
-    if client.has_collection(beside):
-        client.load_collection(beside)
-        rows = client.get(beside, ids=[0], output_fields=["about"], consistency_level="Strong")
+    if client.has_collection(collection):
+        client.load_collection(collection)
+        rows = client.get(collection, ids=[0], output_fields=["about"], consistency_level="Strong")
     try:
         return About.from_dict(json.loads(rows[0]["about"]))
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise RetrievalError(
-            f"{MILVUS}{address}: the collection {name!r} does not say what it is; nearfar did not make it, or it is "
+            f"{MILVUS}{address}: the collection {name!r} has no description: nearfar did not make it, or it is "
             "damaged. Choose another name after #, or replace it: nearfar index RUN --rebuild"
         ) from error
 
@@ -81,37 +81,37 @@ def read_about(client: Any, address: str, name: str) -> About:
 
 
 def split(address: str) -> tuple[str, str]:
-    """The address for Milvus, and the name of the collection."""
+    """Split an address into the URI and the name of the collection."""
     uri, _, name = address.partition("#")
     if not uri:
         raise RetrievalError(f"{MILVUS} needs an address: {MILVUS}./gallery.db or {MILVUS}http://host:19530")
     if "://" not in uri and not uri.endswith(".db"):
-        raise RetrievalError(f"{MILVUS}{uri} is neither a file (NAME.db) nor a server (http://host:19530)")
+        raise RetrievalError(f"{MILVUS}{uri} must be a file (NAME.db) or a server (http://host:19530)")
     name = name or COLLECTION
     if not name.isidentifier() or not name.isascii():
-        raise RetrievalError(f"a collection's name is letters, digits and _, not {name!r}")
+        raise RetrievalError(f"the name of a collection must consist of letters, digits and _, not {name!r}")
     return uri, name
 
 
 def is_file(uri: str) -> bool:
-    """Whether this is Milvus Lite."""
+    """Whether a URI is a file of Milvus Lite."""
     return "://" not in uri
 
 
 def connected(uri: str) -> Any:
-    """A client of pymilvus."""
+    """Connect a client of pymilvus."""
     if is_file(uri):
         Path(uri).absolute().parent.mkdir(parents=True, exist_ok=True)
     with quiet():
         try:
             return MilvusClient(uri, token=os.environ.get("MILVUS_TOKEN", ""))
-        except Exception as error:  # of pymilvus, of gRPC, of the file system
-            why = "is another process using it? Milvus Lite lets in one at a time" if is_file(uri) else "is it running?"
+        except Exception as error:  # pymilvus, gRPC and the file system raise many types
+            why = "is another process using it? Milvus Lite allows only one" if is_file(uri) else "is it running?"
             raise RetrievalError(f"{MILVUS}{uri} cannot be opened: {why} ({error})") from error
 
 
 def close(client: Any, uri: str) -> None:
-    """Let go of a client, and of the file behind it."""
+    """Close a client, and the server of a Milvus Lite file."""
     client.close()
     if is_file(uri):
         from milvus_lite.server_manager import server_manager_instance
@@ -120,8 +120,8 @@ def close(client: Any, uri: str) -> None:
 
 
 @contextlib.contextmanager
-def told(address: str) -> Iterator[None]:
-    """What Milvus complains about, as an error of ours."""
+def milvus_errors(address: str) -> Iterator[None]:
+    """Convert Milvus exceptions to `RetrievalError`."""
     with quiet():
         try:
             yield
@@ -131,7 +131,7 @@ def told(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The clients print tracebacks of errors that they raise too."""
+    """Silence the clients' logs, which repeat raised errors with tracebacks."""
     loggers = [logging.getLogger(name) for name in ("pymilvus", "milvus_lite")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

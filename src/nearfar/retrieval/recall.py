@@ -1,4 +1,4 @@
-"""How much of what an exact search finds an approximate index finds too."""
+"""Measures the recall of an approximate index against exact search."""
 
 import time
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ import numpy as np
 from nearfar.retrieval.index import Floats, Index
 
 QUERIES = 200
-REPEATS = 20  # single queries whose time is taken
+REPEATS = 20  # single queries that are timed
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Share of the true k nearest that an index finds, and how long it takes for a single query (median)."""
+    """The share of the true k nearest images that an index finds, and its median time for a single query."""
 
     k: int
     recall: float
@@ -28,10 +28,10 @@ class Recall:
 
 
 def measured_recall(index: Index, k: int = 10, queries: int = QUERIES, seed: int = 0) -> Recall | None:
-    """Search for images of the index, drawn at random, and compare with what all products say; None where it holds
-    fewer than k others.
+    """Search for random images of the index and compare the results with exact search. Returns None if the index has at
+    most k images.
 
-    Images that are as similar as the k-th count as found, whichever of them are given.
+    All images as similar as the k-th count as correct.
     """
     ids = [item.id for item in index.listed()]
     if len(ids) <= k:
@@ -40,28 +40,28 @@ def measured_recall(index: Index, k: int = 10, queries: int = QUERIES, seed: int
     names = [ids[row] for row in np.sort(drawn).tolist()]
     vectors = index.vectors(names)
     least = _kth_best(index, names, vectors, k)
-    found = index.search(vectors, k + 1)
+    results = index.search(vectors, k + 1)
     hits = [
         sum(hit.similarity >= bound - 1e-5 for hit in [hit for hit in listed if hit.id != name][:k])
-        for name, listed, bound in zip(names, found, least.tolist(), strict=True)
+        for name, listed, bound in zip(names, results, least.tolist(), strict=True)
     ]
     times = []
     for query in vectors[:REPEATS]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         index.search(query[None], k)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return Recall(k, sum(hits) / (k * len(names)), len(names), float(np.median(times)) * 1000)
 
 
 def _kth_best(index: Index, names: list[str], vectors: Floats, k: int) -> Floats:
-    """The similarity of the k-th nearest of all others, for each query."""
+    """The similarity of the k-th nearest other image of each query."""
     best = np.full((len(names), k), -np.inf, np.float32)
-    place = {name: row for row, name in enumerate(names)}
+    row_of = {name: row for row, name in enumerate(names)}
     for ids, piece in index.pieces():
         similarities = vectors @ piece.T
         for column, name in enumerate(ids):
-            if name in place:
-                similarities[place[name], column] = -np.inf  # itself
+            if name in row_of:
+                similarities[row_of[name], column] = -np.inf  # the query itself
         best = -np.partition(-np.concatenate([best, similarities], 1), k - 1, axis=1)[:, :k]
     least: Floats = best.min(1)
     return least

@@ -1,4 +1,4 @@
-"""`search`: which images of an index are nearest to a picture."""
+"""`search`: searches an index with images."""
 
 import os
 from collections.abc import Sequence
@@ -10,31 +10,31 @@ from nearfar.retrieval.encoder import Encoder
 from nearfar.retrieval.index import Hit, Index, RetrievalError, open_index
 
 CALIBRATED = "calibrated"
-FOLDER = "index"  # in a run
+FOLDER = "index"  # in the folder of a run
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a query found: its path, the name of its class where the index knows the picture, and the hits."""
+    """The result of a query: its path, its class if the index has the image (else ""), and the hits."""
 
     query: str
     label: str
     hits: list[Hit]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The result as JSON values."""
         return {"query": self.query, "label": self.label, "hits": [hit.to_dict() for hit in self.hits]}
 
 
 def index_of(run: str | os.PathLike[str], index: str | os.PathLike[str] | None = None) -> str:
-    """Where the index is: as given, or in the run."""
+    """The location of an index; by default in the folder of the run."""
     return os.fspath(Path(run) / FOLDER if index is None else index)
 
 
 def threshold_value(index: Index, wished: str | float | None) -> float | None:
-    """A threshold as a number: one is given, or "calibrated" takes the one that was stored with the index.
+    """The value of a threshold: a number, or "calibrated" for the one stored with the index.
 
-    Raises RetrievalError where there is none.
+    Raises RetrievalError if the index has none.
     """
     if wished is None or isinstance(wished, (int, float)):
         return None if wished is None else float(wished)
@@ -42,12 +42,14 @@ def threshold_value(index: Index, wished: str | float | None) -> float | None:
         try:
             return float(wished)
         except ValueError:
-            raise RetrievalError(f'a threshold is "{CALIBRATED}" or a number such as 0.6, not {wished!r}') from None
+            raise RetrievalError(
+                f'a threshold must be "{CALIBRATED}" or a number such as 0.6, not {wished!r}'
+            ) from None
     stored = index.about.threshold
     if stored is None:
         raise RetrievalError(
-            f"{index.where} has no calibrated threshold: its run had no validation images to find one. "
-            "Give a number, such as 0.6, or find one on the run's data: nearfar index RUN --far 0.001"
+            f"{index.where} has no calibrated threshold, because its run had no validation images. "
+            "Give a number such as 0.6, or calibrate on the run's data: nearfar index RUN --far 0.001"
         )
     return float(stored["threshold"])
 
@@ -60,24 +62,25 @@ def search(
     k: int = 10,
     threshold: str | float | None = None,
 ) -> list[Result]:
-    """What is nearest to each image.
+    """Search for the nearest images of each query.
 
     Args:
-        index: of the encoder's model; another's is refused.
-        images: paths of pictures. One that cannot be read is an error.
-        k: how many to find.
-        threshold: leave out what is less similar: a number, or "calibrated".
+        index: an index of the encoder's model.
+        encoder: the model.
+        images: paths of the queries. A broken image raises an error.
+        k: the number of hits.
+        threshold: the least similarity: a number, or "calibrated".
     """
     index.check(encoder.fingerprint)
     least = threshold_value(index, threshold)
     names = [str(Path(image).absolute()) for image in images]
-    found = index.search(encoder.embed(names), k, threshold=least)
+    hits = index.search(encoder.embed(names), k, threshold=least)
     labels = [index.items([name])[0].label if name in index else "" for name in names]
-    return [Result(*row) for row in zip(names, labels, found, strict=True)]
+    return [Result(*row) for row in zip(names, labels, hits, strict=True)]
 
 
 def open_for(encoder: Encoder, where: str | os.PathLike[str]) -> Index:
-    """The index of this model; another's is refused."""
+    """Open an index of this model. Raises `WrongModelError` if it belongs to another one."""
     index = open_index(where)
     try:
         index.check(encoder.fingerprint)

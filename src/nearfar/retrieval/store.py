@@ -1,16 +1,16 @@
-"""The folder of an index: immutable segments, and a manifest that says which of them count.
+"""The folder of an index: immutable segments, and a manifest that lists them.
 
-    index.json                  the manifest: what the index is, and its segments
-    NAME.vectors                of a segment: (n, D) float32, or (n, bytes) of codes; a .npy file, memory-mapped
+    index.json                  the manifest: the description of the index, and its segments
+    NAME.vectors                vectors of a segment: (n, D) float32, or (n, bytes) of codes; a memory-mapped .npy file
     NAME.rows                   its ids, labels and states; an .npz file
-    NAME.hnsw, NAME.ivfpq       an approximate FAISS index over its vectors, in the same order
-    NAME.dead-NUMBER            which of its rows have been removed or replaced since: n bits
-    pending.json                the segments of a change that is under way, or was interrupted
-    lock                        held by the process that changes the index
+    NAME.hnsw, NAME.ivfpq       an approximate FAISS index of its vectors, in the same order
+    NAME.dead-NUMBER            its deleted rows (removed or replaced): n bits
+    pending.json                the segments of a change that is in progress or was interrupted
+    lock                        locked by the process that changes the index
 
-A change writes new files, flushes them to the disk, and then replaces the manifest, which is what makes them count: a
-process killed at any moment leaves the old index or the new one. Readers have the files of their manifest open; those
-that no manifest names any more are removed, and a reader that comes too late for one reads the manifest again.
+A change writes new files, flushes them to the disk, and then replaces the manifest, so that a process killed at any
+time leaves the old index or the new one. Readers keep the files of their manifest open. Files that the manifest no
+longer lists are removed, and a reader that misses one reads the manifest again.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ MANIFEST = "index.json"
 PENDING = "pending.json"
 LOCK = "lock"
 STATE_BYTES = 16
-PATIENCE = 5.0  # seconds that a change waits for another
+PATIENCE = 5.0  # seconds to wait for another change
 _OURS = re.compile(r"[0-9a-f]{16}\.(vectors|rows|hnsw|ivfpq|dead-\d+)|\.(index|pending)\.json\.[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment, as a manifest names it: its files and their sizes."""
+    """A segment in a manifest, with its files and their sizes."""
 
     name: str
     count: int
-    files: Mapping[str, int]  # ending: bytes
-    dead: str = ""  # the ending of the file that says which rows are gone; "" if none is
+    files: Mapping[str, int]  # sizes in bytes by extension
+    dead: str = ""  # the extension of the file of deleted rows; "" if there is none
     dead_count: int = 0
 
     def path(self, folder: Path, ending: str) -> Path:
@@ -60,7 +60,7 @@ class Part:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Part":
-        """From what `to_dict` gave."""
+        """The inverse of `to_dict`."""
         part = cls(**values)
         for value, kind in zip(vars(part).values(), (str, int, dict, str, int), strict=True):
             if not isinstance(value, kind):
@@ -70,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What counts."""
+    """The description of an index and its segments."""
 
     about: About
     parts: tuple[Part, ...] = ()
@@ -78,13 +78,13 @@ class Manifest:
 
     @property
     def count(self) -> int:
-        """Images that are there."""
+        """The number of images."""
         return sum(part.count - part.dead_count for part in self.parts)
 
     def to_json(self) -> str:
         parts = [part.to_dict() for part in self.parts]
-        words = {"format": FORMAT, "generation": self.generation, "about": self.about.to_dict(), "parts": parts}
-        return json.dumps(words, indent=1)
+        values = {"format": FORMAT, "generation": self.generation, "about": self.about.to_dict(), "parts": parts}
+        return json.dumps(values, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
@@ -96,7 +96,7 @@ class Manifest:
 
 
 def _loaded(path: Path, mmap_mode: Literal["r"] | None = None) -> Any:
-    """What numpy reads there; its own words of a file that is none speak of pickles."""
+    """Load a numpy file. numpy's errors for damaged files are misleading, as they mention pickles."""
     try:
         return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except FileNotFoundError:
@@ -106,14 +106,14 @@ def _loaded(path: Path, mmap_mode: Literal["r"] | None = None) -> Any:
 
 
 class Segment:
-    """The rows of a part, open: vectors memory-mapped, texts in memory."""
+    """An open segment, with memory-mapped vectors, and texts in memory."""
 
     def __init__(self, folder: Path, part: Part):
         self.part = part
         for ending, size in part.files.items():
-            found = part.path(folder, ending).stat().st_size
-            if found != size:
-                raise DamagedIndexError(f"{part.path(folder, ending)} has {found:,} bytes, not {size:,}")
+            actual = part.path(folder, ending).stat().st_size
+            if actual != size:
+                raise DamagedIndexError(f"{part.path(folder, ending)} has {actual:,} bytes, not {size:,}")
         self.folder = folder
         self.vectors: NDArray[Any] = _loaded(part.path(folder, "vectors"), mmap_mode="r")
         with _loaded(part.path(folder, "rows")) as rows:
@@ -131,35 +131,35 @@ class Segment:
             self.alive = np.unpackbits(packed, count=part.count) == 0
             if int(np.count_nonzero(~self.alive)) != part.dead_count:
                 raise DamagedIndexError(
-                    f"{part.path(folder, part.dead)} does not say which {part.dead_count:,} are gone"
+                    f"{part.path(folder, part.dead)} does not have {part.dead_count:,} deleted rows"
                 )
 
     def __len__(self) -> int:
         return self.part.count
 
     def places(self, ids: Sequence[str], keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The rows of these ids that are alive; -1 for those that are not here."""
+        """The living rows of ids; -1 for those that are not in the segment."""
         if not len(self):
             return np.full(len(ids), -1, np.int64)
-        at = np.searchsorted(self.keys, keys).clip(max=len(self) - 1)
+        first = np.searchsorted(self.keys, keys).clip(max=len(self) - 1)
         result = np.full(len(ids), -1, np.int64)
-        for number in np.flatnonzero(self.keys[at] == keys).tolist():
-            place = int(at[number])
-            while place < len(self) and self.keys[place] == keys[number]:  # texts that share a key are told apart
-                row = int(self.order[place])
+        for number in np.flatnonzero(self.keys[first] == keys).tolist():
+            position = int(first[number])
+            while position < len(self) and self.keys[position] == keys[number]:  # ids may share a key
+                row = int(self.order[position])
                 if self.ids[row] == ids[number] and (self.alive is None or self.alive[row]):
                     result[number] = row
-                place += 1
+                position += 1
         return result
 
     def living(self) -> NDArray[np.int64]:
-        """The rows that are there."""
+        """The rows that are not deleted."""
         return np.arange(len(self)) if self.alive is None else np.flatnonzero(self.alive)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to be written: the vectors as blocks (n, width), one after the other."""
+    """Rows to be written, with the vectors in consecutive blocks (n, width)."""
 
     ids: Sequence[str]
     keys: NDArray[np.uint64]
@@ -171,7 +171,7 @@ class Rows:
 
 
 class Store:
-    """The folder."""
+    """Reads and writes the folder of an index."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -181,19 +181,19 @@ class Store:
         return (self.folder / MANIFEST).is_file()
 
     def is_own(self) -> bool:
-        """Whether nothing is in the folder but what indexes leave there."""
-        own = {MANIFEST, PENDING, LOCK}
-        return all(path.name in own or _OURS.fullmatch(path.name) for path in self.folder.iterdir())
+        """Whether the folder has only files of indexes."""
+        names = {MANIFEST, PENDING, LOCK}
+        return all(path.name in names or _OURS.fullmatch(path.name) for path in self.folder.iterdir())
 
     def generation(self) -> int:
         """A number that changes with the index."""
         return self.manifest().generation
 
     def manifest(self) -> Manifest:
-        """What counts now."""
+        """Read the manifest."""
         path = self.folder / MANIFEST
         if not path.is_file():
-            raise MissingFileError(f"{self.folder}: there is no index here; nearfar index RUN makes one")
+            raise MissingFileError(f"there is no index {self.folder}: make one with nearfar index RUN")
         try:
             return Manifest.from_json(path.read_text(encoding="utf-8"))
         except RetrievalError as error:
@@ -201,20 +201,20 @@ class Store:
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise self.damaged(f"{path} cannot be read ({type(error).__name__}: {error})") from error
 
-    def damaged(self, what: str) -> DamagedIndexError:
-        """An error that says what to do."""
+    def damaged(self, reason: str) -> DamagedIndexError:
+        """The error for damaged files."""
         return DamagedIndexError(
-            f"the index is damaged: {what}. The images are not: remove {self.folder} and build it again, "
+            f"the index is damaged: {reason}. The images are not affected: remove {self.folder} and build it again "
             "with nearfar index"
         )
 
     def segments(self, parts: Sequence[Part], opened: Mapping[str, Segment] | None = None) -> list[Segment]:
-        """The rows of parts; of those that are open already with the same dead rows, as they are."""
+        """Open segments, reusing those in `opened` with the same deleted rows."""
         result = []
         for part in parts:
-            have = (opened or {}).get(part.name)
-            if have is not None and have.part == part:
-                result.append(have)
+            existing = (opened or {}).get(part.name)
+            if existing is not None and existing.part == part:
+                result.append(existing)
                 continue
             try:
                 result.append(Segment(self.folder, part))
@@ -228,7 +228,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self, patience: float = PATIENCE) -> Iterator[None]:
-        """Be the only one who changes the index; another process may be waited for, but not long."""
+        """Lock the index for changes. Raises `BusyIndexError` after `patience` seconds of another lock."""
         from filelock import FileLock, Timeout
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -243,20 +243,20 @@ class Store:
             lock.release()
 
     def write_segment(self, rows: "Rows") -> Part:
-        """New rows, on the disk, that count once a manifest names them."""
+        """Write a new segment to the disk, to be listed in a manifest."""
         part = Part(uuid.uuid4().hex[:16], len(rows.ids), {})
         about = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False}
         path = part.path(self.folder, "vectors")
         with named_errors(path), path.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, {**about, "shape": (len(rows.ids), rows.width)})
             for block in rows.blocks:
-                file.write(np.ascontiguousarray(block).data)  # `tofile` does not say why it cannot
-        own, named = Texts.of(rows.ids), Texts.of(rows.labels)
+                file.write(np.ascontiguousarray(block).data)  # errors of `tofile` have no reason
+        ids, labels = Texts.of(rows.ids), Texts.of(rows.labels)
         arrays: dict[str, Any] = {
-            "ids": own.block,
-            "id_ends": own.ends,
-            "labels": named.block,
-            "label_ends": named.ends,
+            "ids": ids.block,
+            "id_ends": ids.ends,
+            "labels": labels.block,
+            "label_ends": labels.ends,
         }
         path = part.path(self.folder, "rows")
         with named_errors(path), path.open("wb") as file:
@@ -264,7 +264,7 @@ class Store:
         return self.with_sizes(part, "vectors", "rows")
 
     def with_sizes(self, part: Part, *endings: str) -> Part:
-        """The part with these files too, once they are on the disk."""
+        """Flush files to the disk and add them to the part."""
         sizes = dict(part.files)
         for ending in endings:
             with part.path(self.folder, ending).open("rb") as file:
@@ -273,7 +273,7 @@ class Store:
         return replace(part, files=sizes)
 
     def write_dead(self, part: Part, alive: NDArray[np.bool_], generation: int) -> Part:
-        """The same part without the rows that are gone."""
+        """Write the deleted rows of a part. Returns the part with them."""
         ending = f"dead-{generation}"
         path, bits = part.path(self.folder, ending), np.packbits(~alive)
         with named_errors(path), path.open("wb") as file:
@@ -285,21 +285,21 @@ class Store:
         return replace(part, dead=ending, dead_count=int(np.count_nonzero(~alive)))
 
     def commit(self, manifest: Manifest) -> None:
-        """From now on this counts."""
+        """Replace the manifest."""
         write_file(self.folder / MANIFEST, manifest.to_json())
 
     def sweep(self, parts: Sequence[Part]) -> None:
-        """Remove files of segments that neither these parts nor a pending change name."""
+        """Remove files of segments that belong neither to these parts nor to a pending change."""
         kept: set[str] = set()
         for part in [*parts, *self.pending()[1]]:
             kept |= {f"{part.name}.{ending}" for ending in (*part.files, part.dead) if ending}
         for path in self.folder.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in kept:
-                with contextlib.suppress(OSError):  # it costs room, no more
+                with contextlib.suppress(OSError):  # it only wastes space
                     path.unlink()
 
     def pending(self) -> tuple[str, tuple[Part, ...]]:
-        """The segments of a change that is not complete, and what they are rows of; none if that cannot be told."""
+        """The key and the segments of an incomplete change; none if they cannot be read."""
         try:
             values = json.loads((self.folder / PENDING).read_text(encoding="utf-8"))
             return str(values["of"]), tuple(Part.from_dict(part) for part in values["parts"])
@@ -307,7 +307,7 @@ class Store:
             return "", ()
 
     def write_pending(self, of: str, parts: Sequence[Part]) -> None:
-        """Take note of segments, so that a change which is interrupted can go on."""
+        """Record segments, so that an interrupted change can be continued."""
         if not parts:
             (self.folder / PENDING).unlink(missing_ok=True)
             return
@@ -315,7 +315,7 @@ class Store:
 
 
 def packed_states(states: Sequence[str]) -> NDArray[np.uint8]:
-    """(n, 16) digests of states; "" becomes zeros, which no state is."""
+    """(n, 16) digests of states; zeros for ""."""
     digests = (
         hashlib.blake2b(state.encode("utf-8", "surrogateescape"), digest_size=STATE_BYTES).digest()
         if state

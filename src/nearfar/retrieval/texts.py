@@ -1,4 +1,4 @@
-"""Many short texts as two arrays: quick to read and write, and a fraction of what a list of them takes."""
+"""Many short texts in two arrays, which are fast to read and write and much smaller than a list."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class Texts:
-    """One block of UTF-8, and where each text ends in it.
+    """Texts in a block of UTF-8, with the end of each.
 
     >>> texts = Texts.of(["one", "", "drei"])
     >>> len(texts), texts[2], list(texts)
@@ -17,12 +17,12 @@ class Texts:
 
     def __init__(self, block: NDArray[np.uint8], ends: NDArray[np.int64]):
         if len(ends) and (int(ends[-1]) != len(block) or int(ends[0]) < 0 or bool((np.diff(ends) < 0).any())):
-            raise ValueError("texts are damaged: they do not end where they should")
+            raise ValueError("texts are damaged: their ends do not match the block")
         self.block, self.ends = block, ends
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Texts":
-        """From texts; bytes of file names that are not UTF-8 stay what they are."""
+        """Make it from texts. Surrogate escapes of file names that are not UTF-8 are preserved."""
         encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
         ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
@@ -38,11 +38,11 @@ class Texts:
         return (self[row] for row in range(len(self)))
 
     def take(self, rows: Iterable[int]) -> list[str]:
-        """Some of them."""
+        """The texts of some rows."""
         return [self[row] for row in rows]
 
 
 def hashed(texts: Sequence[str]) -> NDArray[np.uint64]:
-    """Eight bytes for each text: equal for equal texts, and for others as good as never."""
+    """64-bit hashes of texts."""
     digests = (hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)

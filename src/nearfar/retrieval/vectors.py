@@ -1,4 +1,4 @@
-"""Embeddings as an index keeps them: of length 1, or as the packed bits of their signs."""
+"""Converts embeddings to the format of an index: unit vectors, or packed bits of the signs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from nearfar.retrieval.index import About, Floats, RetrievalError, WrongModelErr
 
 
 def checked(vectors: Any, dimension: int, name: str) -> Floats:
-    """(N, dimension) float32 without NaN, or an error that says what is wrong."""
+    """Check the shape and type of vectors, and convert them to float32 (N, dimension)."""
     array = np.asarray(vectors)
     if array.ndim != 2 or array.shape[1] != dimension:
         raise RetrievalError(f"{name} must be (N, {dimension}), not {array.shape}")
@@ -19,18 +19,18 @@ def checked(vectors: Any, dimension: int, name: str) -> Floats:
 
 
 def unit(vectors: Floats) -> Floats:
-    """Vectors of length 1; zero stays zero. NaN and infinity are an error."""
+    """Normalise vectors to unit length; zero stays zero. Raises `RetrievalError` for NaN and infinity."""
     squares = np.einsum("nd,nd->n", vectors, vectors)
     if not np.isfinite(squares).all():
         raise _not_finite(int(np.flatnonzero(~np.isfinite(squares))[0]))
-    if len(squares) == 0 or float(np.abs(squares - 1).max()) < 1e-6:  # as models give them
+    if len(squares) == 0 or float(np.abs(squares - 1).max()) < 1e-6:  # already normalised
         return vectors
     lengths = np.sqrt(np.where(squares > 0, squares, np.float32(1)))
     return np.asarray(vectors / lengths[:, None], np.float32)
 
 
 def packed(vectors: Floats) -> NDArray[np.uint8]:
-    """Signs as bits, (N, ceil(dimension / 8)): 1 where positive, filled up with zeros."""
+    """Pack signs into bits (N, ceil(dimension / 8)): 1 for positive numbers, padded with zeros."""
     finite = np.isfinite(vectors).all(1)
     if not finite.all():
         raise _not_finite(int(np.flatnonzero(~finite)[0]))
@@ -38,20 +38,20 @@ def packed(vectors: Floats) -> NDArray[np.uint8]:
 
 
 def unpacked(codes: NDArray[np.uint8], dimension: int) -> Floats:
-    """Vectors of length 1 with the signs of the bits."""
+    """Unpack bits into unit vectors with these signs."""
     bits = np.unpackbits(codes, axis=1, count=dimension).astype(np.float32)
     return (2 * bits - 1) / np.float32(np.sqrt(dimension))
 
 
 def _not_finite(row: int) -> RetrievalError:
-    return RetrievalError(f"row {row} is NaN or infinite: leave out what could not be embedded, such as broken images")
+    return RetrievalError(f"row {row} is NaN or infinite: leave out broken images")
 
 
 def model_checked(where: str, about: About, model: str) -> None:
-    """Refuse the embeddings of another model: they are numbers without a meaning to this one."""
+    """Raise `WrongModelError` unless the index belongs to this model."""
     if about.model != model:
         of = f" ({about.run})" if about.run else ""
         raise WrongModelError(
-            f"{where} was made with another model{of}: its embeddings cannot be compared with those of this one. "
-            "Build an index for this model elsewhere, or replace this one: nearfar index RUN --rebuild"
+            f"{where} was made with another model{of}, and embeddings of different models cannot be compared. "
+            "Make another index for this model, or replace this one: nearfar index RUN --rebuild"
         )

@@ -51,7 +51,7 @@ class GalleryIdentifier:
 
     def _enrol(self, catalogue: Catalogue) -> Enrolled:
         if not catalogue.names:
-            raise AnalysisError("the gallery has no classes to tell apart: add images with the names of their classes")
+            raise AnalysisError("the gallery has no classes: add images with the names of their classes")
         return Enrolled.of(self._gallery.index)
 
 

@@ -91,8 +91,10 @@ def equal(
         columns |= {name: value for name, value in (arguments or {}).items() if value is not None}
         if columns.get("positives") is not None:
             columns.pop("labels")
-        whole = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in {"x": x, **columns}.items()}
-        here = {name: own(t, counts).requires_grad_(t.is_floating_point()) for name, t in {"x": x, **columns}.items()}
+        tensors = {"x": x, **columns}
+        learned = {name: t.is_floating_point() and name != "sample_weight" for name, t in tensors.items()}
+        whole = {name: t.clone().requires_grad_(learned[name]) for name, t in tensors.items()}
+        here = {name: own(t, counts).requires_grad_(learned[name]) for name, t in tensors.items()}
         values = []
         for loss, tensors in ((plain, whole), (shared, here)):
             loss.zero_grad()
@@ -115,7 +117,7 @@ def equal(
         expected.backward()
         value.backward()
         for name, tensor in here.items():
-            if tensor.requires_grad and name != "sample_weight":
+            if tensor.requires_grad:
                 wanted, gradient = whole[name].grad, tensor.grad
                 assert wanted is not None and gradient is not None
                 same(gradient / world, own(wanted, counts), f"gradient of {name}")
