@@ -39,8 +39,8 @@ class RowWeights:
         self.positive_side = self.weight
         if average == "sides":
             present = (pairs.positives > 0).to(dtype)
-            rows, number = self._represented(torch.ones_like(present).sum()), over_all_rows(pairs, present.sum())
-            self.positive_side = present * (rows / number.clamp_min(1))
+            rows, number = over_all_rows(pairs, torch.stack([torch.ones_like(present).sum(), present.sum()]))
+            self.positive_side = present * (self._represented(rows) / number.clamp_min(1))
         self._summed = self.weight
         if upstream is not None:
             self._summed = self.weight * ordered(upstream, pairs.row_order).to(dtype)
@@ -50,15 +50,13 @@ class RowWeights:
             share = zeroed(self.weight, self.left_out)
             if average == "pairs":
                 share = share * pairs.positives
-            total = self._represented(share.sum())
+            total = self._represented(over_all_rows(pairs, share.sum()))
             self.pull = share * (self._scale / total.clamp_min(torch.finfo(dtype).tiny))  # 0 if nothing counts
 
     def _represented(self, total: Tensor) -> Tensor:
         """The total over all ranks' rows; where classes are drawn, the number of rows that these represent."""
         spread = self._pairs.spread
-        if spread is not None and spread.total is not None:
-            return total.new_tensor(spread.total)
-        return over_all_rows(self._pairs, total)
+        return total if spread is None or spread.total is None else total.new_tensor(spread.total)
 
     @property
     def factor(self) -> Tensor:
